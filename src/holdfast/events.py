@@ -1,0 +1,256 @@
+"""What happened, as typed events: one frozen class each, one JSON line each.
+
+Everything observable goes through here once; logs, progress bars and reports read events and
+nothing else. An event never carries a tensor, only numbers and words.
+
+Invariants:
+- ``to_json`` followed by ``from_json`` returns an equal event.
+- A sink that fails never stops training: its error is reported once on stderr, then it is dropped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from holdfast.errors import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """A fact and the moment it was observed (seconds since the epoch)."""
+
+    kind: ClassVar[str] = "event"
+    time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelsCompiled(Event):
+    """The Numba kernels are ready; the first time on a machine this takes a while."""
+
+    kind: ClassVar[str] = "kernels_compiled"
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOpened(Event):
+    """A writer took over a run."""
+
+    kind: ClassVar[str] = "run_opened"
+    url: str
+    strategy: str
+    tables: int
+    rows: int
+    row_bytes: int
+    last_step: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecChosen(Event):
+    """How rows will be stored from now on, and why."""
+
+    kind: ClassVar[str] = "codec_chosen"
+    codec: str
+    state_codec: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveStarted(Event):
+    """A checkpoint was decided: its kind, and why."""
+
+    kind: ClassVar[str] = "save_started"
+    step: int
+    checkpoint: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveStaged(Event):
+    """The snapshot is in memory; training goes on."""
+
+    kind: ClassVar[str] = "save_staged"
+    step: int
+    rows: int
+    bytes: int
+    stall_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveProgress(Event):
+    """Part of a snapshot is encoded and handed to storage."""
+
+    kind: ClassVar[str] = "save_progress"
+    step: int
+    rows: int
+    rows_total: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveDurable(Event):
+    """The checkpoint is committed: it exists."""
+
+    kind: ClassVar[str] = "save_durable"
+    step: int
+    checkpoint: str
+    codec: str
+    rows: int
+    bytes: int
+    full_bytes: int
+    stall_s: float
+    durable_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveCancelled(Event):
+    """A running save gave way to a newer one; its rows go into the next."""
+
+    kind: ClassVar[str] = "save_cancelled"
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveFailed(Event):
+    """A background save failed; the previous checkpoint stays the last."""
+
+    kind: ClassVar[str] = "save_failed"
+    step: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored(Event):
+    """A checkpoint was loaded into the model."""
+
+    kind: ClassVar[str] = "restored"
+    step: int
+    rows: int
+    bytes: int
+    seconds: float
+    restores: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointsDropped(Event):
+    """Retention, or a rewind to an older step, let checkpoints go."""
+
+    kind: ClassVar[str] = "checkpoints_dropped"
+    steps: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectsDeleted(Event):
+    """Garbage collection removed objects that no checkpoint needs."""
+
+    kind: ClassVar[str] = "objects_deleted"
+    objects: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectionFailed(Event):
+    """Garbage collection could not remove something; it is tried again after the next commit."""
+
+    kind: ClassVar[str] = "collection_failed"
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainProgress(Event):
+    """A training loop's own report: where it is and how well the model does."""
+
+    kind: ClassVar[str] = "train_progress"
+    step: int
+    steps_total: int
+    samples: int
+    loss: float
+    seconds: float
+    auc: float | None = None
+
+
+def _all_kinds() -> dict[str, type[Event]]:
+    return {cls.kind: cls for cls in Event.__subclasses__()}
+
+
+def to_json(event: Event) -> str:
+    """One line of JSON: the event's kind and its fields.
+
+    >>> to_json(SaveFailed(step=3, error="disk full", time=1.5))
+    '{"kind": "save_failed", "time": 1.5, "step": 3, "error": "disk full"}'
+    """
+    return json.dumps({"kind": event.kind, **dataclasses.asdict(event)})
+
+
+def from_json(line: str) -> Event:
+    """The event that ``to_json`` wrote.
+
+    Raises:
+        InvalidRequestError: the line is not one of our events.
+    """
+    try:
+        fields: dict[str, Any] = json.loads(line)
+        cls: Callable[..., Event] = _all_kinds()[fields.pop("kind")]
+        values = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+        return cls(**values)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidRequestError("not an event line", line=line[:80]) from error
+
+
+def read_events(path: str | Path) -> Iterator[Event]:
+    """Every event of a JSON-lines file; a torn last line (a killed writer) is left out."""
+    with Path(path).open(encoding="utf-8") as lines:
+        for line in lines:
+            if line.endswith("\n"):
+                yield from_json(line)
+
+
+Sink = Callable[[Event], None]
+
+
+def json_lines(path: str | Path) -> Sink:
+    """A sink that appends to a file, a whole line at a time, so a kill tears at most the last."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(event: Event) -> None:
+        with target.open("a", encoding="utf-8") as out:
+            out.write(to_json(event) + "\n")
+
+    return write
+
+
+class EventLog:
+    """Stamps events with the time and hands them to every sink, in order, from any thread."""
+
+    def __init__(
+        self, sinks: Iterable[Sink] = (), *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._sinks = list(sinks)
+        self._clock = clock
+        self._lock = threading.Lock()
+
+    def add(self, sink: Sink) -> None:
+        """Send what follows to one more sink."""
+        with self._lock:
+            self._sinks.append(sink)
+
+    def emit(self, event: Event) -> None:
+        """Report a fact; never raises."""
+        stamped = dataclasses.replace(event, time=self._clock())
+        with self._lock:
+            for sink in tuple(self._sinks):
+                try:
+                    sink(stamped)
+                except Exception as error:  # a sink is a foreign edge
+                    self._sinks.remove(sink)
+                    print(f"holdfast: event sink dropped: {error!r}", file=sys.stderr)
