@@ -1,0 +1,424 @@
+"""Objects behind any fsspec URL: S3 and its kin, and everything else that fsspec can reach.
+
+Two kinds of stores, told apart by their protocol:
+
+- Object stores (s3, gs, az, ...) show an upload only when it is complete, and create a name
+  conditionally on the server. Objects are streamed straight to their names.
+- All others may show a half-written file. Objects are written under ``.tmp/`` and moved to their
+  names when complete. Inside one process a lock decides who is first; between processes it is the
+  store's own move, so give each run one writer there.
+
+Invariants:
+- A stream that was not closed never becomes an object, not even when the interpreter collects it.
+- The length of an upload is checked before it counts as written.
+- Neither a URL nor a message carries user, password or query.
+
+Not here: names and errors (base.py); retries inside a request (the fsspec backends do them).
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import fsspec
+from fsspec.core import url_to_fs
+
+from holdfast.errors import (
+    ConflictError,
+    HoldfastError,
+    InvalidRequestError,
+    UnavailableError,
+)
+from holdfast.storage.base import (
+    TEMPORARY,
+    StoredObject,
+    StoredObjects,
+    as_view,
+    as_writable_view,
+    check_name,
+    check_prefix,
+    check_range,
+    no_such_object,
+    object_too_short,
+)
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+_OBJECT_STORES = frozenset(
+    ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "obs", "tos")
+)
+# Bounds what a backend copies at a time, whatever the size of the caller's buffer.
+_IO_BYTES_MAX = 32 << 20
+
+# Makes "is it there? then create it" one step for all threads, of all instances of a store.
+_publishing = threading.Lock()
+
+
+def shown(url: str) -> str:
+    """A URL without user, password, query and fragment.
+
+    >>> shown("s3://key:secret@bucket/run?token=abc")
+    's3://bucket/run'
+    """
+    return re.sub(r"(://)[^/\s]*@", r"\1", re.sub(r"[?#]\S*", "", url))
+
+
+class RemoteStorage:
+    """A folder-like prefix of an fsspec file system."""
+
+    def __init__(self, fs: fsspec.AbstractFileSystem, root: str, *, url: str) -> None:
+        self._fs = fs
+        self._root = root.rstrip("/")
+        self._url = shown(url)
+        protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
+        self._is_object_store = not _OBJECT_STORES.isdisjoint(protocols)
+        self._unfinished: set[str] = set()
+
+    @classmethod
+    def open(cls, url: str, options: Mapping[str, Any]) -> Self:
+        """The storage at an fsspec URL.
+
+        Raises:
+            InvalidRequestError: fsspec does not know the scheme, or its package is missing.
+        """
+        try:
+            fs, root = url_to_fs(url, **options)
+        except ImportError as error:
+            raise InvalidRequestError(
+                "the package for this kind of url is not installed",
+                url=shown(url),
+                todo=str(error),
+            ) from error
+        except (ValueError, TypeError) as error:
+            raise InvalidRequestError(
+                "fsspec cannot open this url", url=shown(url), cause=shown(str(error))
+            ) from error
+        return cls(fs, root, url=url)
+
+    def __repr__(self) -> str:
+        return f"RemoteStorage({self.url!r})"
+
+    @property
+    def url(self) -> str:
+        """The URL, without credentials."""
+        return self._url
+
+    def create(self, name: str) -> RemoteWriter:
+        """Start a new object."""
+        path = self._path(name)
+        if self._is_object_store:
+            return RemoteWriter(self, name, path, path)
+        return RemoteWriter(self, name, f"{self._root}/{TEMPORARY}/{uuid.uuid4().hex}.part", path)
+
+    def put_if_absent(self, name: str, data: bytes) -> None:
+        """Create an object at once unless its name exists."""
+        path = self._path(name)
+        if not self._is_object_store:
+            with self.create(name) as writer:
+                writer.write(data)
+                writer.close()
+            return
+        with self.reporting("create", name), _publishing:
+            # Also serves backends too old to know the mode; the rest decide on the server.
+            self.check_absent(name, path)
+            self._fs.pipe_file(path, bytes(data), mode="create")
+            self._fs.invalidate_cache()
+
+    def get(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        """A range of an object."""
+        check_range(offset, length)
+        path = self._path(name)
+        if length == 0 or (length is None and offset > 0):
+            # A range may be empty: only the object's length tells whether it should be.
+            found = self.size(name)
+            if found < offset + (length or 0):
+                raise object_too_short(name, url=self.url, expected=offset, found=found)
+            if found == offset or length == 0:
+                return b""
+        end = None if length is None else offset + length
+        try:
+            with self.reporting("read", name):
+                data: bytes = self._fs.cat_file(path, start=offset or None, end=end)
+        except UnavailableError:
+            # Some stores answer a range past the end with an error.
+            if end is None or (found := self.size(name)) >= end:
+                raise
+            raise object_too_short(name, url=self.url, expected=end, found=found) from None
+        if end is not None and len(data) != end - offset:
+            found = offset + len(data)
+            raise object_too_short(name, url=self.url, expected=end, found=found)
+        return data
+
+    def get_into(self, name: str, buffer: WriteableBuffer, *, offset: int = 0) -> None:
+        """A range of an object, piece by piece into the caller's memory."""
+        check_range(offset, None)
+        view = as_writable_view(buffer)
+        if view.nbytes == 0:
+            self.get(name, offset=offset, length=0)
+        while view.nbytes:
+            count = min(view.nbytes, _IO_BYTES_MAX)
+            view[:count] = self.get(name, offset=offset, length=count)
+            view = view[count:]
+            offset += count
+
+    def size(self, name: str) -> int:
+        """An object's length."""
+        return self.size_of(name, self._path(name))
+
+    def list(self, prefix: str) -> StoredObjects:
+        """The objects under a prefix."""
+        folder = check_prefix(prefix)
+        top = f"{self._root}/{folder}" if folder else self._root
+        with self.reporting("list", prefix):
+            self._fs.invalidate_cache()
+            try:
+                found: dict[str, Any] = self._fs.find(top, detail=True)
+            except FileNotFoundError:
+                return []
+        objects = (
+            StoredObject(self._name(path), int(info["size"] or 0))
+            for path, info in found.items()
+            if info["type"] == "file"
+        )
+        return sorted(
+            item for item in objects if item.name.startswith(prefix) and not _is_hidden(item.name)
+        )
+
+    def delete(self, name: str) -> None:
+        """Remove an object."""
+        self.remove(name, self._path(name))
+
+    def clean(self) -> None:
+        """Remove the unfinished objects of everyone else.
+
+        Whose writer is dead cannot be told from afar; one that lives fails when it closes.
+        Uploads that an object store never showed are left to the store's own expiry.
+        """
+        with self.reporting("clean", TEMPORARY):
+            self._fs.invalidate_cache()
+            try:
+                leftovers = self._fs.find(f"{self._root}/{TEMPORARY}")
+            except FileNotFoundError:
+                return
+            ours = self._unfinished.copy()
+            for path in leftovers:
+                if path not in ours:
+                    self.remove(TEMPORARY, path)
+
+    def size_of(self, name: str, path: str) -> int:
+        """The length of the file at a path, asked anew."""
+        with self.reporting("look", name):
+            self._fs.invalidate_cache()
+            info: dict[str, Any] = self._fs.info(path)
+        if info["type"] != "file":
+            raise no_such_object(name, url=self.url)
+        return int(info["size"])
+
+    def check_absent(self, name: str, path: str) -> None:
+        """Raise ConflictError if something is at a path."""
+        self._fs.invalidate_cache()
+        if self._fs.exists(path):
+            raise self.conflict(name)
+
+    def publish(self, name: str, temporary: str, path: str) -> None:
+        """Move a finished file to its name, unless that exists."""
+        with self.reporting("close", name), _publishing:
+            self.check_absent(name, path)
+            self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            self._fs.mv(temporary, path)
+            self._fs.invalidate_cache()
+
+    def remove(self, name: str, path: str) -> None:
+        """Remove a file if it exists."""
+        with self.reporting("delete", name), suppress(FileNotFoundError):
+            self._fs.rm_file(path)
+
+    def start(self, name: str, path: str) -> Any:
+        """Open a file for writing."""
+        with self.reporting("create", name):
+            if not self._is_object_store:
+                self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            file = self._fs.open(path, "wb")
+        self._unfinished.add(path)
+        return file
+
+    def forget(self, path: str) -> None:
+        """A file opened for writing is no longer anyone's."""
+        self._unfinished.discard(path)
+
+    @contextmanager
+    def reporting(self, doing: str, name: str) -> Iterator[None]:
+        """Turn whatever a backend raises into one of our errors."""
+        try:
+            yield
+        except (HoldfastError, MemoryError):
+            raise
+        except (FileNotFoundError, IsADirectoryError) as error:
+            raise no_such_object(name, url=self.url) from error
+        except FileExistsError as error:
+            raise self.conflict(name) from error
+        except Exception as error:  # a foreign edge: backends raise their own libraries' classes
+            if _is_precondition_failed(error):
+                raise self.conflict(name) from error
+            is_denied = isinstance(error, PermissionError)
+            raise UnavailableError(
+                f"cannot {doing}: {'permission denied' if is_denied else 'storage failed'}",
+                object=name,
+                url=self.url,
+                cause=f"{type(error).__name__}: {shown(str(error))[:200]}",
+                todo="check the credentials and their rights" if is_denied else "retry",
+            ) from error
+
+    def conflict(self, name: str) -> ConflictError:
+        """The error for a name that exists."""
+        return ConflictError(
+            "the object exists already",
+            object=name,
+            url=self.url,
+            todo="another writer may own the run",
+        )
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{check_name(name)}"
+
+    def _name(self, path: str) -> str:
+        return path[len(self._root) :].lstrip("/")
+
+
+class RemoteWriter:
+    """A new object on its way to a remote store."""
+
+    def __init__(self, storage: RemoteStorage, name: str, target: str, path: str) -> None:
+        self._storage = storage
+        self._name = name
+        self._target = target
+        self._path = path
+        self._bytes = 0
+        self._file: Any = None
+        self._file = storage.start(name, target)
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes were written."""
+        return self._bytes
+
+    def write(self, data: ReadableBuffer) -> None:
+        """Append a buffer."""
+        file = self._opened()
+        view = as_view(data)
+        with self._aborting(), self._storage.reporting("write", self._name):
+            while view.nbytes:
+                part = view[:_IO_BYTES_MAX]
+                file.write(part)
+                self._bytes += part.nbytes
+                view = view[part.nbytes :]
+
+    def close(self) -> None:
+        """Finish the upload and show it under its name."""
+        file = self._opened()
+        with self._aborting():
+            if self._target == self._path:
+                with self._storage.reporting("close", self._name):
+                    self._storage.check_absent(self._name, self._path)
+            with self._storage.reporting("close", self._name):
+                file.close()
+            self._check_length()
+            if self._target != self._path:
+                self._storage.publish(self._name, self._target, self._path)
+            self._file = None
+            self._storage.forget(self._target)
+
+    def abort(self) -> None:
+        """Stop the upload; what a failing store keeps of it, ``clean`` removes."""
+        if self._file is None:
+            return
+        self._discard()
+        if self._target != self._path:
+            with suppress(HoldfastError):
+                self._storage.remove(self._name, self._target)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.abort()
+
+    def __del__(self) -> None:
+        # The backend's own finalizer would complete the upload: a torn object in plain sight.
+        if self._file is not None:
+            self._discard()
+
+    def _opened(self) -> Any:
+        if self._file is None:
+            raise InvalidRequestError("the writer was closed or aborted", object=self._name)
+        return self._file
+
+    def _check_length(self) -> None:
+        try:
+            found = self._storage.size_of(self._name, self._target)
+        except HoldfastError as error:
+            if self._target == self._path or isinstance(error, UnavailableError):
+                raise
+            raise ConflictError(
+                "the unfinished object was removed by another writer",
+                object=self._name,
+                url=self._storage.url,
+                todo="stop one of the two trainings, or give each its own url",
+            ) from error
+        if found != self._bytes:
+            raise UnavailableError(
+                "the upload is incomplete",
+                object=self._name,
+                url=self._storage.url,
+                expected_bytes=self._bytes,
+                found_bytes=found,
+                todo="save again",
+            )
+
+    def _discard(self) -> None:
+        file, self._file = self._file, None
+        self._storage.forget(self._target)
+        # Errors of a stream that is thrown away anyway, of whatever class, help nobody.
+        with suppress(Exception):
+            if self._target != self._path:
+                file.close()
+            elif not file.closed:
+                file.discard()
+        with suppress(Exception):
+            file.closed = True
+
+    @contextmanager
+    def _aborting(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.abort()
+            raise
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in name.split("/"))
+
+
+def _is_precondition_failed(error: BaseException | None) -> bool:
+    """Whether the server said that the name exists, in any of the backends' ways of saying so."""
+    while error is not None:
+        response = getattr(error, "response", None)
+        code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
+        statuses = (code, getattr(error, "code", None), getattr(error, "status_code", None))
+        if any(str(status) in ("412", "PreconditionFailed") for status in statuses):
+            return True
+        error = error.__cause__
+    return False
