@@ -1,0 +1,88 @@
+"""Holdfast: training of recommendation models that loses machines and goes on.
+
+    import holdfast as hf
+    ck = hf.Checkpointer(url, model=model, optimizer=optimizer, every=1000)
+    step = ck.resume()
+    for batch in loader:
+        ...
+        ck.step()
+
+Names are imported when first used, so that a process that needs only storage or kernels does not
+pay for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.bitwidth import BitsFor, FailureEstimate
+    from holdfast.checkpoint.checkpointer import Checkpointer
+    from holdfast.checkpoint.codec import Codec
+    from holdfast.checkpoint.reader import GrantedLoader
+    from holdfast.checkpoint.retention import Keep
+    from holdfast.checkpoint.run import CheckpointInfo, Rows, Run, open
+    from holdfast.checkpoint.strategy import Strategy
+    from holdfast.checkpoint.verify import VerifyReport, verify
+    from holdfast.checkpoint.writer import Save, SaveStats
+    from holdfast.errors import (
+        ConflictError,
+        CorruptDataError,
+        DataLossError,
+        HoldfastError,
+        InvalidRequestError,
+        NotFoundError,
+        UnavailableError,
+    )
+
+__all__ = [
+    "BitsFor",
+    "CheckpointInfo",
+    "Checkpointer",
+    "Codec",
+    "ConflictError",
+    "CorruptDataError",
+    "DataLossError",
+    "FailureEstimate",
+    "GrantedLoader",
+    "HoldfastError",
+    "InvalidRequestError",
+    "Keep",
+    "NotFoundError",
+    "Rows",
+    "Run",
+    "Save",
+    "SaveStats",
+    "Strategy",
+    "UnavailableError",
+    "VerifyReport",
+    "open",
+    "verify",
+]
+
+_HOMES = {
+    "checkpoint.bitwidth": ("BitsFor", "FailureEstimate"),
+    "checkpoint.checkpointer": ("Checkpointer",),
+    "checkpoint.codec": ("Codec",),
+    "checkpoint.reader": ("GrantedLoader",),
+    "checkpoint.retention": ("Keep",),
+    "checkpoint.run": ("CheckpointInfo", "Rows", "Run", "open"),
+    "checkpoint.strategy": ("Strategy",),
+    "checkpoint.verify": ("VerifyReport", "verify"),
+    "checkpoint.writer": ("Save", "SaveStats"),
+    "errors": (
+        "ConflictError",
+        "CorruptDataError",
+        "DataLossError",
+        "HoldfastError",
+        "InvalidRequestError",
+        "NotFoundError",
+        "UnavailableError",
+    ),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"holdfast.{home}"), name)
+    raise AttributeError(f"module 'holdfast' has no attribute {name!r}")

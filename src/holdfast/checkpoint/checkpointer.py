@@ -1,0 +1,535 @@
+"""The Checkpointer: what a training loop holds. Three lines make a run survive.
+
+    ck = Checkpointer(url, model=model, optimizer=opt, every=1000)
+    step = ck.resume()
+    ...; ck.step()
+
+It joins the parts: the tracker sees changes, the plan decides, the snapshot copies (the only
+stall), a ``Save`` stores in the background, and its outcome is settled on the training thread.
+
+Invariants:
+- Two saves never overlap: the running one is waited for or cancelled first.
+- A background failure is raised at the next ``step``, ``save`` or ``close``, exactly once.
+- The rows of a save that did not commit are in the next one.
+- A model that was restored only in part is never saved.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from holdfast import events
+from holdfast.checkpoint import catalog as catalogs
+from holdfast.checkpoint import restore as restores
+from holdfast.checkpoint.baseline import (
+    SINCE_BASE,
+    CheckpointPlan,
+    deltas_since,
+    plan_checkpoint,
+)
+from holdfast.checkpoint.catalog import BASE, Catalog, SegmentEntry
+from holdfast.checkpoint.retention import as_keep
+from holdfast.checkpoint.selection import Selection
+from holdfast.checkpoint.settings import CANCEL, make_settings, open_log
+from holdfast.checkpoint.snapshot import load_rng_state, take_dense, take_rows
+from holdfast.checkpoint.staging import StagingPool, default_bytes_max
+from holdfast.checkpoint.strategy import CodecPlan, as_strategy, plan_codec
+from holdfast.checkpoint.tracker import (
+    LOOKUP,
+    Canary,
+    Marks,
+    check_lookups_suffice,
+    make_tracker,
+)
+from holdfast.checkpoint.warm import warm_kernels
+from holdfast.checkpoint.writer import RunWriter, Save, SaveOrder
+from holdfast.errors import CorruptDataError, HoldfastError, InvalidRequestError
+from holdfast.kernels import bitmap
+from holdfast.storage import open_storage
+from holdfast.storage.base import Storage
+from holdfast.tables import ModelState
+
+READER = "reader"
+
+
+class Checkpointer:
+    """Saves and restores one training process's model."""
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str] | Storage,
+        *,
+        model: torch.nn.Module,
+        optimizer: Any = None,
+        reader: Any = None,
+        extras: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        """Watch a model; nothing is written before the first save.
+
+        ``extras`` are other things with ``state_dict`` and ``load_state_dict`` that go along (a
+        scheduler, a scaler, metrics). ``settings`` are the fields of ``Settings``.
+        """
+        self.settings = make_settings(settings)
+        self._strategy = as_strategy(self.settings.strategy)
+        self._keep = as_keep(self.settings.keep)
+        self._state = ModelState(model, optimizer)
+        self._extras = dict(extras or {})
+        if reader is not None:
+            self._extras[READER] = reader
+        for name, item in self._extras.items():
+            _check_stateful(name, item)
+        self._reader = reader
+        self._plan_codec(restores=0)  # a bad codec is refused here, not at the first save
+        self._log = open_log(self.settings)
+        self._tracker = make_tracker(self.settings.tracking, self._state.tables, model)
+        self._cursor = self._tracker.cursor()
+        self._canary = Canary(self._state.tables) if self.settings.tracking == LOOKUP else None
+        self._storage = _as_storage(url, self.settings.storage_options)
+        self._writer = RunWriter(
+            self._storage,
+            catalogs.load_last(self._storage),
+            log=self._log,
+            clock=self.settings.clock,
+        )
+        full_bytes = self._state.full_bytes()
+        self._pool = StagingPool(self.settings.staging_bytes_max or default_bytes_max(full_bytes))
+        workers = self.settings.threads or min(8, os.cpu_count() or 1)
+        self._copiers = ThreadPoolExecutor(workers, "holdfast-copy")
+        self._encoders = ThreadPoolExecutor(workers, "holdfast-encode")
+        self._running: Save | None = None
+        self._claim: Marks | None = None
+        self._step = 0
+        self._at: int | None = None  # the committed step the model descends from
+        self._discard_later = False
+        self._is_torn = False
+        self._is_closed = False
+        self._codecs: CodecPlan | None = None
+        seconds = warm_kernels(self._state.schemas(), self._plan_codec(restores=0))
+        self._log.emit(events.KernelsCompiled(seconds=seconds))
+        last = self._writer.catalog.last
+        self._log.emit(
+            events.RunOpened(
+                url=self._storage.url,
+                strategy=self._strategy.name,
+                tables=len(self._state.tables),
+                rows=sum(table.rows for table in self._state.tables),
+                row_bytes=full_bytes,
+                last_step=last.step if last else None,
+            )
+        )
+        self._grant()
+
+    # What a training loop calls.
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps that can be restored, ascending."""
+        return self._writer.catalog.steps
+
+    @property
+    def current_step(self) -> int:
+        """How many steps this run has taken."""
+        return self._step
+
+    def resume(self) -> int:
+        """Load the last committed checkpoint and take over the run; 0 for a new run.
+
+        Raises:
+            ConflictError: another writer is committing to this run.
+            CorruptDataError: the checkpoint is damaged; ``restore`` an older step instead.
+            InvalidRequestError: it is of another model.
+        """
+        last = self._writer.catalog.last
+        if last is None:
+            return 0
+        step = self.restore(last.step)
+        self._writer.commit(self._writer.catalog)
+        return step
+
+    def restore(self, step: int, *, discard_later: bool = False) -> int:
+        """Load the checkpoint of a step into the model, the optimizer and the reader.
+
+        To train on from an older step, pass ``discard_later``: the next save then drops the
+        checkpoints after ``step``.
+
+        Raises:
+            NotFoundError: lists the steps that exist.
+            CorruptDataError: names what is damaged; the model is then unusable until another
+                restore succeeds, and is not saved.
+        """
+        self._check_open()
+        self._finish_running()
+        catalog = self._writer.catalog
+        entry = catalog.checkpoint(step)
+        schemas = catalog.schema_of(entry)
+        self._state.check_schemas(schemas)
+        self._is_torn = True
+        started = time.perf_counter()
+        restores.check_objects(self._storage, catalog, [entry.dense])
+        dense = restores.read_dense(self._storage, entry.dense)
+        self._load_dense(dense, schemas)
+        changed, stats = self._load_rows(catalog, step)
+        self._step = step
+        self._at = step
+        self._is_torn = False
+        self._discard_later = discard_later
+        self._tracker.reset()
+        if self._canary is not None:
+            self._canary.reset()
+        if deltas_since(self._strategy.base) == SINCE_BASE:
+            self._cursor.give_back(changed)
+        self._writer.catalog = dataclasses.replace(catalog, restores=catalog.restores + 1)
+        self._log.emit(
+            events.Restored(
+                step=step,
+                rows=stats.rows,
+                bytes=stats.bytes + entry.dense.bytes,
+                seconds=time.perf_counter() - started,
+                restores=self._writer.catalog.restores,
+            )
+        )
+        self._grant()
+        return step
+
+    def step(self) -> Save | None:
+        """Count one training step; save when one is due. Call it after ``optimizer.step()``.
+
+        Raises:
+            HoldfastError: a background save failed since the last call.
+        """
+        self._check_open()
+        self._report_finished()
+        self._step += 1
+        every = self.settings.every
+        if every is None or self._step % every:
+            return None
+        save = self.save()
+        self._grant()
+        return save
+
+    def save(self) -> Save:
+        """Take a checkpoint now; returns when the snapshot is in memory.
+
+        Raises:
+            HoldfastError: an earlier save failed, or this one cannot start.
+        """
+        self._check_open()
+        if self._is_torn:
+            raise InvalidRequestError(
+                "the model is restored only in part and will not be saved",
+                todo="restore a step that is sound, or start the process again",
+            )
+        started = time.perf_counter()
+        self._finish_running(cancel=self.settings.on_busy == CANCEL)
+        if self._writer.settle():
+            self._at = self.steps[-1]
+        history = self._history()
+        if self.settings.tracking == LOOKUP:
+            check_lookups_suffice(self._state.tables, self._state.model)
+        schemas = self._state.schemas()
+        plan = self._plan(history, schemas)
+        codecs = self._choose_codecs(history.restores)
+        self._log.emit(
+            events.SaveStarted(step=self._step, checkpoint=plan.kind, reason=plan.reason)
+        )
+        selections = self._select(plan)
+        row_counts = [selection.rows for selection in selections]
+        order = SaveOrder(
+            step=self._step,
+            kind=plan.kind,
+            base=self._step if plan.kind == BASE else _last_base(history),
+            replaces_since=_last_base(history) if plan.since == SINCE_BASE else None,
+            reason=plan.reason,
+            schemas=schemas,
+            codecs=codecs,
+            rows=sum(row_counts),
+            staged_bytes=sum(
+                rows * schema.row_bytes for rows, schema in zip(row_counts, schemas, strict=True)
+            ),
+            keep=self._keep,
+        )
+        self._writer.catalog = history
+        self._pool.begin()
+        save = Save(order, self._writer, pool=self._pool, encoders=self._encoders)
+        self._running = save
+        try:
+            dense = take_dense(self._state, self._extras)
+            take_rows(
+                self._state.tables,
+                schemas,
+                selections,
+                pool=self._pool,
+                threads=self._copiers,
+                out=save.parts,
+            )
+        except BaseException as error:
+            save.abandon(error)
+            self._settle_running()
+            raise
+        stall_s = time.perf_counter() - started
+        save.finish_staging(dense, stall_s)
+        self._log.emit(
+            events.SaveStaged(
+                step=self._step, rows=order.rows, bytes=order.staged_bytes, stall_s=stall_s
+            )
+        )
+        return save
+
+    def mark(self, table: str, ids: Sequence[int] | np.ndarray | torch.Tensor) -> None:
+        """Declare rows changed that were changed by hand, not by training.
+
+        Raises:
+            InvalidRequestError: no such table, or ids outside it.
+        """
+        rows = {t.name: t.rows for t in self._state.tables}
+        if table not in rows:
+            raise InvalidRequestError("no such table", table=table, tables=sorted(rows))
+        ids_N = np.asarray(ids, np.int64).reshape(-1)
+        if ids_N.size and not (int(ids_N.min()) >= 0 and int(ids_N.max()) < rows[table]):
+            raise InvalidRequestError("row ids outside the table", table=table, rows=rows[table])
+        self._tracker.mark(table, ids_N)
+
+    def wait(self) -> None:
+        """Wait until no save is running.
+
+        Raises:
+            HoldfastError: it failed.
+        """
+        self._finish_running()
+
+    def close(self) -> None:
+        """Wait for the running save, let go of the model.
+
+        Raises:
+            HoldfastError: the running save failed.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            self._finish_running()
+        finally:
+            self._tracker.close()
+            self._copiers.shutdown()
+            self._encoders.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except HoldfastError:
+            if error is None:  # the body's own error comes first
+                raise
+
+    # How it decides.
+
+    def _plan_codec(self, *, restores: int) -> CodecPlan:
+        return plan_codec(
+            self.settings.codec if self.settings.codec is not None else self._strategy.codec,
+            self.settings.state_codec,
+            expected_restores=self.settings.restores,
+            restores=restores,
+            table=self.settings.bits_table,
+        )
+
+    def _choose_codecs(self, restores: int) -> CodecPlan:
+        plan = self._plan_codec(restores=restores)
+        if plan != self._codecs:
+            self._codecs = plan
+            self._log.emit(
+                events.CodecChosen(
+                    codec=plan.weights.name, state_codec=plan.state_name, reason=plan.reason
+                )
+            )
+        return plan
+
+    def _history(self) -> Catalog:
+        """The catalog the next save builds on.
+
+        Raises:
+            InvalidRequestError: it holds checkpoints that the model does not descend from.
+        """
+        catalog = self._writer.catalog
+        last = catalog.last
+        if last is None:
+            return catalog
+        if self._at is None:
+            raise InvalidRequestError(
+                "there are checkpoints here already",
+                url=self._storage.url,
+                last_step=last.step,
+                todo="call ck.resume() first, or give a new url",
+            )
+        if last.step > self._at:
+            if not self._discard_later:
+                raise InvalidRequestError(
+                    "there are checkpoints after the step that was restored",
+                    restored=self._at,
+                    last_step=last.step,
+                    todo="pass discard_later=True to ck.restore() to drop them, or give a new url",
+                )
+            later = tuple(step for step in catalog.steps if step > self._at)
+            self._log.emit(events.CheckpointsDropped(steps=later, reason="rewind"))
+            catalog = catalog.rewound(self._at)
+            last = catalog.last
+        if last is not None and last.step >= self._step:
+            raise InvalidRequestError(
+                "this step is saved already",
+                step=self._step,
+                last_step=last.step,
+                todo="call ck.step() after each training step",
+            )
+        return catalog
+
+    def _plan(self, history: Catalog, schemas: tuple[Any, ...]) -> CheckpointPlan:
+        last = history.last
+        if last is None:
+            return plan_checkpoint(self._strategy.base, None)
+        must_be_base = None
+        if history.schema_of(last) != schemas:
+            must_be_base = "the tables' columns changed (row state appeared)"
+        return plan_checkpoint(
+            self._strategy.base, history.delta_sizes(), must_be_base=must_be_base
+        )
+
+    def _select(self, plan: CheckpointPlan) -> list[Selection]:
+        is_moving_on = plan.since != SINCE_BASE
+        marks = self._cursor.advance() if is_moving_on else self._cursor.peek()
+        if self._canary is not None:
+            try:
+                self._canary.check(marks)
+            except InvalidRequestError:
+                if is_moving_on:
+                    self._cursor.give_back(marks)
+                raise
+            if is_moving_on:
+                self._canary.reset()
+        self._claim = marks if is_moving_on else None
+        tables = self._state.tables
+        if plan.kind == BASE:
+            return [Selection(table.rows) for table in tables]
+        return [Selection(table.rows, marks[table.name]) for table in tables]
+
+    # How it settles what happened in the background.
+
+    def _finish_running(self, *, cancel: bool = False) -> None:
+        """Wait for the running save or cancel it, and raise its failure."""
+        if self._running is None:
+            return
+        if cancel:
+            self._running.cancel()
+        else:
+            self._running.wait()
+        self._report_finished()
+
+    def _report_finished(self) -> None:
+        save = self._running
+        if save is None or not save.is_done:
+            return
+        self._settle_running()
+        if save.error is not None and not save.is_reported:
+            save.is_reported = True
+            raise save.error
+
+    def _settle_running(self) -> None:
+        save, self._running = self._running, None
+        claim, self._claim = self._claim, None
+        assert save is not None
+        if save.error is None:
+            self._at = save.step
+            self._discard_later = False
+        elif claim is not None:
+            self._cursor.give_back(claim)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise InvalidRequestError("the checkpointer is closed", todo="make a new one")
+
+    # How it loads.
+
+    def _load_dense(self, dense: Any, schemas: tuple[Any, ...]) -> None:
+        try:
+            extras = dense["extras"]
+            rng = dense["rng"]
+            parts = {"model": dense["model"], "optimizers": dense["optimizers"]}
+        except (KeyError, TypeError) as error:
+            raise CorruptDataError("dense state lacks a part") from error
+        missing = sorted(set(self._extras) ^ set(extras))
+        if missing:
+            raise InvalidRequestError(
+                "the checkpoint was taken with another reader or other extras",
+                checkpoint=sorted(extras),
+                given=sorted(self._extras),
+                todo="pass the same reader= and extras=",
+            )
+        self._state.load_dense(parts, schemas)
+        for name, item in self._extras.items():
+            item.load_state_dict(extras[name])
+        load_rng_state(rng)
+
+    def _load_rows(self, catalog: Catalog, step: int) -> tuple[Marks, restores.RestoreStats]:
+        """Fill the tables; which rows came from deltas, since those differ from the base."""
+        base = catalog.checkpoint(step).base
+        changed = {table.name: bitmap.new(table.rows) for table in self._state.tables}
+        lock = threading.Lock()
+
+        def note(entry: SegmentEntry, ids_N: np.ndarray) -> None:
+            if entry.born > base:
+                words_W = changed[entry.table]
+                with lock:
+                    bitmap.mark(words_W, ids_N, words_W.size * 64)
+
+        targets = {table.name: table.arrays() for table in self._state.tables}
+        stats = restores.restore_rows(self._storage, catalog, step, targets, on_ids=note)
+        for table in self._state.tables:
+            table.load_arrays(targets[table.name])
+        return changed, stats
+
+    def _grant(self) -> None:
+        """Tell the reader how many batches to read until the next checkpoint."""
+        grant = getattr(self._reader, "grant", None)
+        every = self.settings.every
+        if grant is not None and every is not None:
+            grant(every - self._step % every)
+
+
+def _check_stateful(name: str, item: Any) -> None:
+    for method in ("state_dict", "load_state_dict"):
+        if not callable(getattr(item, method, None)):
+            raise InvalidRequestError(
+                f"{name} has no {method}()",
+                type=type(item).__name__,
+                todo="give it state_dict() and load_state_dict(), or leave it out",
+            )
+
+
+def _as_storage(
+    url: str | os.PathLike[str] | Storage, options: Mapping[str, Any] | None
+) -> Storage:
+    if isinstance(url, str | os.PathLike):
+        return open_storage(os.fspath(url), **dict(options or {}))
+    return url
+
+
+def _last_base(catalog: Catalog) -> int:
+    last = catalog.last
+    assert last is not None
+    return last.base

@@ -1,0 +1,473 @@
+"""Codecs: how the rows of one column (weights, or one kind of row state) become bytes.
+
+Between snapshot and segment: ``encode`` turns N rows into one section of bytes, ``decode_into``
+turns a section back and scatters it into a table in the same pass. What a section needs to be read
+is its codec's eight ``wire`` bytes, N and D; the segment keeps those.
+
+A section is the arrays of ``_parts``, little-endian, one after the other; then, for every codec
+but fp32, zeros up to a multiple of four and the exceptions: a uint32 count, their uint32 row
+numbers, their rows as raw float32. A row is an exception where the codec could not keep its
+promise: NaN or infinities, values beyond what its fp16 parameters reach, rows so small
+(largest value below 2^-16) that fp16 would blur them, and negative values for ``log``.
+
+Invariants:
+- fp32 sections and exceptions return every bit, NaN payloads and -0.0 included.
+- Every other row stays within ``error_bound``.
+- The same rows give the same bytes.
+- A section is checked whole (lengths, row numbers, block numbers, finite parameters) before the
+  first row is written; what fails raises and leaves the table as it was.
+
+Not here: which codec is used when (bitwidth.py); the bytes around a section (segment.py).
+
+Shapes: rows_ND  N rows of D floats; dst_MD  a table of M rows; ids_N  where the rows go; scale_N,
+offset_N, lo_N, hi_N  parameters of a row; codes_NB  B bytes of packed codes a row; books_CK  C
+codebooks of K entries; block_N  a row's codebook; bad_N  1 for an exception; raw_E  E exceptions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.errors import CorruptDataError, InvalidRequestError
+from holdfast.kernels import floats, kmeans, logarithm, quantize
+from holdfast.kernels.packing import packed_width
+
+Array = npt.NDArray[Any]
+Parts = dict[str, Array]
+Content = tuple[Parts, Array, Array]  # arrays by name, row numbers and bytes of the exceptions
+
+_WIRE = struct.Struct("<BBHI")
+_KIND_CODES = {
+    "fp32": 1,
+    "fp16": 2,
+    "bf16": 3,
+    "sym": 4,
+    "asym": 5,
+    "adaptive": 6,
+    "log": 7,
+    "kmeans": 8,
+    "kmeans-block": 9,
+    "kmeans-cluster": 10,
+}
+_KINDS = {code: kind for kind, code in _KIND_CODES.items()}
+_BITS = {"fp32": (32,), "fp16": (16,), "bf16": (16,), "log": (8, 4)}
+_SMALL_BITS = (8, 4, 3, 2)
+
+# bins and ratio of the adaptive search, by bits. Check-N-Run gives 25 bins for 2 and 3 bits, 45 for
+# 4, and ratios 0.5 and 0.2 for 2 and 3. The ratio for 4 bits is measured (bench/kernels.py): on
+# Gaussian, Student-t and trained-like rows 0.2 has all of the gain (7.6 to 8.6 % less l2 loss), and
+# 0.1 all but 0.01 %. For 8 bits a step of 1/45 of the range cuts off six of 255 levels and never
+# pays: no search, adaptive8 equals asym8, as in the paper.
+_SEARCH = {2: (25, 0.5), 3: (25, 0.2), 4: (45, 0.2), 8: (45, 0.0)}
+_ITERATIONS = 15
+_CLUSTER_ITERATIONS = 6
+_BLOCK_ROWS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """How the rows of one column become bytes; ``parse_codec`` fills in the usual settings."""
+
+    kind: str
+    bits: int
+    bins: int = 0
+    ratio: float = 0.0
+    block_rows: int = 0
+    iterations: int = 0
+
+    def __post_init__(self) -> None:
+        has_blocks = self.kind in ("kmeans-block", "kmeans-cluster")
+        if (
+            self.kind not in _KIND_CODES
+            or self.bits not in _BITS.get(self.kind, _SMALL_BITS)
+            or not 0 <= self.block_rows < 1 << 32
+            or has_blocks != (self.block_rows > 0)
+            or not 0 <= self.bins < 1 << 16
+            or not 0.0 <= self.ratio <= 1.0
+            or self.iterations < 0
+        ):
+            raise InvalidRequestError("no such codec", **dataclasses.asdict(self))
+
+    @property
+    def name(self) -> str:
+        """The word that ``parse_codec`` understands.
+
+        >>> Codec("kmeans-block", 4, block_rows=64).name
+        'kmeans4-block'
+        """
+        if self.kind in ("fp32", "fp16", "bf16"):
+            return self.kind
+        stem, _, blocks = self.kind.partition("-")
+        return f"{stem}{self.bits}" + (f"-{blocks}" if blocks else "")
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether every row returns bit for bit."""
+        return self.kind == "fp32"
+
+    def wire(self) -> bytes:
+        """The eight bytes that reading needs; the settings of a search are not among them."""
+        return _WIRE.pack(_KIND_CODES[self.kind], self.bits, 0, self.block_rows)
+
+    @classmethod
+    def from_wire(cls, wire: bytes) -> Codec:
+        """The codec of eight stored bytes, with the usual settings for what they leave out.
+
+        Raises:
+            CorruptDataError: no codec has these bytes.
+        """
+        try:
+            code, bits, zero, block_rows = _WIRE.unpack(wire)
+            if zero:
+                raise ValueError("reserved bytes are set")
+            return _with_defaults(_KINDS[code], bits, block_rows=block_rows)
+        except (struct.error, KeyError, ValueError) as error:
+            raise CorruptDataError("unknown codec", wire=bytes(wire[:16]).hex()) from error
+
+
+def _with_defaults(kind: str, bits: int, *, block_rows: int) -> Codec:
+    bins, ratio = _SEARCH.get(bits, (0, 0.0)) if kind == "adaptive" else (0, 0.0)
+    iterations = _ITERATIONS if kind.startswith("kmeans") else 0
+    return Codec(kind, bits, bins, ratio, block_rows, iterations)
+
+
+def _known() -> dict[str, Codec]:
+    codecs = (
+        _with_defaults(kind, bits, block_rows=_BLOCK_ROWS if "-" in kind else 0)
+        for kind in _KIND_CODES
+        for bits in _BITS.get(kind, _SMALL_BITS)
+    )
+    return {codec.name: codec for codec in codecs}
+
+
+_CODECS = _known()
+CODEC_NAMES: tuple[str, ...] = tuple(_CODECS)
+
+
+def parse_codec(text: str | Codec) -> Codec:
+    """The codec of a name, with the paper's settings; a codec passes through.
+
+    >>> parse_codec("adaptive4").bins
+    45
+
+    Raises:
+        InvalidRequestError: no codec has this name.
+    """
+    if isinstance(text, Codec):
+        return text
+    if text not in _CODECS:
+        raise InvalidRequestError("unknown codec", codec=text, known=", ".join(CODEC_NAMES))
+    return _CODECS[text]
+
+
+def check_wire(wire: bytes) -> Codec:
+    """``Codec.from_wire``, for callers that want the check."""
+    return Codec.from_wire(wire)
+
+
+def encode(codec: Codec, rows_ND: Array) -> npt.NDArray[np.uint8]:
+    """Rows as one section of bytes, self-contained given the codec's wire bytes, N and D.
+
+    Raises:
+        InvalidRequestError: not a two-dimensional float32 array with at least one column.
+    """
+    if rows_ND.ndim != 2 or rows_ND.dtype != np.float32 or rows_ND.shape[1] == 0:
+        raise InvalidRequestError(
+            "a codec needs float32 rows", shape=rows_ND.shape, dtype=str(rows_ND.dtype)
+        )
+    rows_ND = np.ascontiguousarray(rows_ND)
+    if codec.is_lossless:
+        return rows_ND.reshape(-1).view(np.uint8).copy()
+    count, width = rows_ND.shape
+    layout = _parts(codec, count, width)
+    body = _body_bytes(layout)
+    section = np.empty(_aligned(body) + 4, np.uint8)
+    section[body:] = 0
+    parts = _split(section, layout)
+    bad_N = np.zeros(count, np.uint8)
+    if count:
+        _encode_parts(codec, rows_ND, parts, bad_N)
+    if not bad_N.any():
+        return section
+    raw_E = np.flatnonzero(bad_N)
+    parts["codes"][raw_E] = 0
+    return np.concatenate(
+        [
+            section[:-4],
+            np.array([raw_E.size], np.uint32).view(np.uint8),
+            raw_E.astype(np.uint32).view(np.uint8),
+            rows_ND[raw_E].reshape(-1).view(np.uint8),
+        ]
+    )
+
+
+def decode_into(
+    wire: bytes, section: Any, dst_MD: Array, ids_N: Array, *, rows: int, width: int
+) -> None:
+    """Decode a section and scatter it in one pass: dst_MD[ids_N[i]] becomes row i.
+
+    The caller has checked that the ids lie in the table.
+
+    Raises:
+        CorruptDataError: the section cannot be what ``encode`` wrote for this many rows.
+    """
+    assert dst_MD.ndim == 2 and dst_MD.dtype == np.float32 and dst_MD.flags.c_contiguous
+    assert dst_MD.shape[1] == width and ids_N.shape == (rows,)
+    codec = Codec.from_wire(wire)
+    content = _read(codec, section, rows=rows, width=width)
+    _scatter(codec, content, dst_MD, np.ascontiguousarray(ids_N, dtype=np.int64))
+
+
+def decode(wire: bytes, section: Any, *, rows: int, width: int) -> npt.NDArray[np.float32]:
+    """The rows of a section.
+
+    Raises:
+        CorruptDataError: the section cannot be what ``encode`` wrote for this many rows.
+    """
+    codec = Codec.from_wire(wire)
+    # Read before the rows are allocated: a lying row count must not cost memory.
+    content = _read(codec, section, rows=rows, width=width)
+    rows_ND = np.empty((rows, width), np.float32)
+    _scatter(codec, content, rows_ND, np.arange(rows, dtype=np.int64))
+    return rows_ND
+
+
+def error_bound(codec: Codec, rows_ND: Array) -> npt.NDArray[np.float64]:
+    """The largest absolute error that decoding may show in each row; zero for exceptions.
+
+    asym, sym: half the stored scale. adaptive: its squared error is at most asym's, so a single
+    value errs by at most sqrt(D) times as much. fp16, bf16: half a step of the float format.
+    log: half a step of the bit pattern, so a relative error of (hi - lo) / (2^bits - 2) / 2^24 in
+    units of the pattern. kmeans: a codebook lies within the values it was learned from.
+    """
+    count, width = rows_ND.shape
+    if codec.is_lossless or count == 0:
+        return np.zeros(count)
+    read_as = dataclasses.replace(codec, kind="asym") if codec.kind == "adaptive" else codec
+    parts, raw_E, _ = _read(read_as, encode(read_as, rows_ND), rows=count, width=width)
+    good_N = np.ones(count, bool)
+    good_N[raw_E] = False
+    rows_ND = np.where(good_N[:, None], rows_ND, np.float32(0)).astype(np.float64)
+    top_N = np.abs(rows_ND).max(axis=1)
+    if codec.kind == "fp16":
+        bound_N = np.maximum(top_N * 2.0**-11, 2.0**-25)
+    elif codec.kind == "bf16":
+        bound_N = np.maximum(top_N * 2.0**-8, 2.0**-134)
+    elif codec.kind in ("sym", "asym", "adaptive"):
+        scale_N = parts["scale"].view(np.float16).astype(np.float64)
+        levels = 2**codec.bits - 1
+        # Half a scale, the float32 rounding of the code's position, and that of the result.
+        bound_N = scale_N * (0.5 + levels * 2.0**-22) + 2.0**-23 * (top_N + scale_N)
+        if codec.kind == "adaptive":
+            bound_N *= np.sqrt(width) * (1 + 2.0**-20)
+    elif codec.kind == "log":
+        bound_N = _log_bound(codec, rows_ND, parts)
+    else:
+        bound_N = _books_bound(codec, rows_ND, good_N)
+    return np.where(good_N, bound_N, 0.0)
+
+
+def _log_bound(codec: Codec, rows_ND: Array, parts: Parts) -> Array:
+    lo_N, hi_N = parts["lo"].astype(np.int64), parts["hi"].astype(np.int64)
+    steps = 2**codec.bits - 2
+    step_N = ((hi_N - lo_N << 16) + steps - 1) // steps
+    half_N1 = (step_N[:, None] * (0.5 + 2.0**-14)).astype(np.int64) + 1
+    pattern_ND = rows_ND.astype(np.float32).view(np.uint32).astype(np.int64)
+    above_ND = np.minimum(pattern_ND + half_N1, 0x7F7FFFFF).astype(np.uint32).view(np.float32)
+    below_ND = np.maximum(pattern_ND - half_N1, 0).astype(np.uint32).view(np.float32)
+    error_ND = np.maximum(above_ND - rows_ND, rows_ND - below_ND)
+    bound_N: Array = np.where(rows_ND > 0, error_ND, 0.0).max(axis=1)
+    return bound_N
+
+
+def _books_bound(codec: Codec, rows_ND: Array, good_N: Array) -> Array:
+    count = rows_ND.shape[0]
+    lo_N = np.where(good_N, rows_ND.min(axis=1), np.inf)
+    hi_N = np.where(good_N, rows_ND.max(axis=1), -np.inf)
+    if codec.kind != "kmeans":
+        # Which rows share a block of similar rows is not known here: the whole section is.
+        size = codec.block_rows if codec.kind == "kmeans-block" else count
+        start_C = np.arange(0, count, size)
+        block_N = np.arange(count) // size
+        lo_N = np.minimum.reduceat(lo_N, start_C)[block_N]
+        hi_N = np.maximum.reduceat(hi_N, start_C)[block_N]
+    top_N = np.maximum(np.abs(lo_N), np.abs(hi_N))
+    with np.errstate(invalid="ignore"):
+        bound_N: Array = hi_N - lo_N + np.maximum(top_N * 2.0**-11, 2.0**-25)
+    return bound_N
+
+
+def _parts(codec: Codec, rows: int, width: int) -> list[tuple[str, Any, tuple[int, ...]]]:
+    """Name, type and shape of the arrays of a section, in order."""
+    if codec.kind == "fp32":
+        return [("codes", np.uint8, (rows, 4 * width))]
+    if codec.kind in ("fp16", "bf16"):
+        return [("codes", np.uint16, (rows, width))]
+    codes = ("codes", np.uint8, (rows, packed_width(width, codec.bits)))
+    if codec.kind == "sym":
+        return [("scale", np.uint16, (rows,)), codes]
+    if codec.kind == "log":
+        return [("lo", np.uint16, (rows,)), ("hi", np.uint16, (rows,)), codes]
+    if not codec.kind.startswith("kmeans"):
+        return [("scale", np.uint16, (rows,)), ("offset", np.uint16, (rows,)), codes]
+    blocks = _block_count(codec, rows)
+    books = ("books", np.uint16, (blocks, 1 << codec.bits))
+    if codec.kind != "kmeans-cluster":
+        return [books, codes]
+    return [books, ("block", np.uint16 if blocks <= 1 << 16 else np.uint32, (rows,)), codes]
+
+
+def _block_count(codec: Codec, rows: int) -> int:
+    return rows if codec.kind == "kmeans" else -(-rows // codec.block_rows)
+
+
+def _part_bytes(dtype: Any, shape: tuple[int, ...]) -> int:
+    size = int(np.dtype(dtype).itemsize)
+    for length in shape:
+        size *= length
+    return size
+
+
+def _body_bytes(layout: list[tuple[str, Any, tuple[int, ...]]]) -> int:
+    return sum(_part_bytes(dtype, shape) for _, dtype, shape in layout)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 4) * 4
+
+
+def _split(data: Array, layout: list[tuple[str, Any, tuple[int, ...]]]) -> Parts:
+    """The arrays of a section, as views; each starts at a multiple of its own item."""
+    sizes = [_part_bytes(dtype, shape) for _, dtype, shape in layout]
+    starts = itertools.accumulate(sizes, initial=0)
+    return {
+        name: data[start : start + size].view(dtype).reshape(shape)
+        for (name, dtype, shape), size, start in zip(layout, sizes, starts, strict=False)
+    }
+
+
+def _read(codec: Codec, section: Any, *, rows: int, width: int) -> Content:
+    """The checked arrays of a section, the exceptions' row numbers, and their rows as bytes."""
+    if rows < 0 or width < 1:
+        raise CorruptDataError("a section of no such shape", rows=rows, width=width)
+    data = np.frombuffer(section, np.uint8)
+    data.flags.writeable = False
+    layout = _parts(codec, rows, width)
+    body = _body_bytes(layout)
+    end = body if codec.is_lossless else _aligned(body)
+    facts: dict[str, Any] = {"codec": codec.name, "rows": rows, "width": width, "bytes": data.size}
+    if data.size < end + (0 if codec.is_lossless else 4):
+        raise CorruptDataError("section too short", **facts)
+    raw_E = np.empty(0, np.int64)
+    raw_rows_EB = np.empty((0, 4 * width), np.uint8)
+    if not codec.is_lossless:
+        count = int.from_bytes(data[end : end + 4].tobytes(), "little")
+        ids_end = end + 4 + 4 * count
+        end = ids_end + 4 * width * count
+        if count > rows or data.size < end:
+            raise CorruptDataError("section lists too many exceptions", exceptions=count, **facts)
+        raw_E = np.frombuffer(data[ids_end - 4 * count : ids_end].tobytes(), "<u4").astype(np.int64)
+        if count and (raw_E[-1] >= rows or (np.diff(raw_E) <= 0).any()):
+            raise CorruptDataError("exceptions out of order or range", **facts)
+        raw_rows_EB = data[ids_end:end].reshape(count, 4 * width)
+    if data.size != end:
+        raise CorruptDataError("section too long", expected=end, **facts)
+    if data.ctypes.data % 4 and not codec.is_lossless:
+        # Kernels load words; a section inside a larger buffer may start anywhere.
+        data = data[:body].copy()
+    # Numba compiles a kernel again for read-only arrays: what is read always is.
+    data.flags.writeable = False
+    parts = _split(data, layout)
+    if not _is_sound(codec, parts):
+        raise CorruptDataError("section holds impossible parameters", **facts)
+    return parts, raw_E, raw_rows_EB
+
+
+def _is_sound(codec: Codec, parts: Parts) -> bool:
+    """Whether the parameters are such that a kernel stays in bounds and returns numbers."""
+    halves = (parts[name] for name in ("scale", "offset", "books") if name in parts)
+    if not all(floats.halves_are_finite(half.reshape(-1)) for half in halves):
+        return False
+    if "lo" in parts and parts["lo"].size:
+        return bool(parts["hi"].max() < 0x7F80 and (parts["lo"] <= parts["hi"]).all())
+    if "block" in parts and parts["block"].size:
+        return bool(parts["block"].max() < parts["books"].shape[0])
+    return True
+
+
+def _encode_parts(codec: Codec, rows_ND: Array, parts: Parts, bad_N: Array) -> None:
+    codes = parts["codes"]
+    if codec.kind == "fp16":
+        floats.encode_fp16(rows_ND.view(np.uint32), codes, bad_N)
+    elif codec.kind == "bf16":
+        floats.encode_bf16(rows_ND.view(np.uint32), codes, bad_N)
+    elif codec.kind == "log":
+        patterns_ND = rows_ND.view(np.uint32)
+        logarithm.encode_log(patterns_ND, codec.bits, parts["lo"], parts["hi"], codes, bad_N)
+    elif codec.kind.startswith("kmeans"):
+        _encode_books(codec, rows_ND, parts, bad_N)
+    else:
+        search = (np.float32(max(codec.bins, 1)), int(codec.bins * codec.ratio + 1e-9))
+        offset_N = parts.get("offset", np.empty(0, np.uint16))
+        quantize.encode_uniform(
+            rows_ND, codec.bits, codec.kind == "sym", search, parts["scale"], offset_N, codes, bad_N
+        )
+
+
+def _encode_books(codec: Codec, rows_ND: Array, parts: Parts, bad_N: Array) -> None:
+    kmeans.mark_bad(rows_ND, bad_N)
+    books_CK = parts["books"]
+    blocks = books_CK.shape[0]
+    if codec.kind == "kmeans-cluster":
+        block_N = kmeans.cluster_rows(
+            rows_ND, bad_N, clusters=blocks, iterations=_CLUSTER_ITERATIONS
+        )
+        parts["block"][:] = block_N
+    else:
+        block_N = _contiguous_blocks(codec, rows_ND.shape[0])
+    order_N = np.argsort(block_N, kind="stable")
+    start_C = np.searchsorted(block_N[order_N], np.arange(blocks + 1))
+    kmeans.learn_books(rows_ND, bad_N, order_N, start_C, codec.iterations, books_CK)
+    kmeans.encode_books(rows_ND, codec.bits, books_CK, block_N, parts["codes"])
+
+
+def _contiguous_blocks(codec: Codec, rows: int) -> Array:
+    size = 1 if codec.kind == "kmeans" else codec.block_rows
+    return np.arange(rows, dtype=np.int64) // size
+
+
+def _scatter(codec: Codec, content: Content, dst_MD: Array, ids_N: Array) -> None:
+    parts, raw_E, raw_rows_EB = content
+    if ids_N.size:
+        _decode_parts(codec, parts, dst_MD, ids_N)
+    if raw_E.size:
+        floats.scatter_bytes(raw_rows_EB, dst_MD.view(np.uint8), ids_N[raw_E])
+
+
+def _decode_parts(codec: Codec, parts: Parts, dst_MD: Array, ids_N: Array) -> None:
+    codes = parts["codes"]
+    if codec.kind == "fp32":
+        floats.scatter_bytes(codes, dst_MD.view(np.uint8), ids_N)
+    elif codec.kind == "fp16":
+        floats.decode_fp16(codes, dst_MD, ids_N)
+    elif codec.kind == "bf16":
+        floats.decode_bf16(codes, dst_MD.view(np.uint32), ids_N)
+    elif codec.kind == "log":
+        patterns_MD = dst_MD.view(np.uint32)
+        logarithm.decode_log(codes, codec.bits, parts["lo"], parts["hi"], patterns_MD, ids_N)
+    elif codec.kind.startswith("kmeans"):
+        if "block" in parts:
+            block_N = parts["block"].astype(np.int64)
+        else:
+            block_N = _contiguous_blocks(codec, ids_N.size)
+        kmeans.decode_books(codes, codec.bits, parts["books"], block_N, dst_MD, ids_N)
+    else:
+        offset_N = parts.get("offset", np.empty(0, np.uint16))
+        quantize.decode_uniform(codes, codec.bits, parts["scale"], offset_N, dst_MD, ids_N)

@@ -1,0 +1,212 @@
+"""A run as a reader sees it: its checkpoints, their rows, what changed; no model needed.
+
+Invariant: a ``Run`` shows one catalog; ``reload`` moves it to the newest.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from holdfast.checkpoint import catalog as catalogs
+from holdfast.checkpoint import restore
+from holdfast.checkpoint.catalog import Catalog, SegmentEntry
+from holdfast.errors import InvalidRequestError, NotFoundError
+from holdfast.storage import open_storage
+from holdfast.storage.base import Storage
+from holdfast.tables import TableSchema
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """What is known of a checkpoint without reading it."""
+
+    step: int
+    kind: str
+    base: int
+    time: float
+    codec: str
+    state_codec: str
+    rows: int
+    bytes: int
+    restore_bytes: int
+    full_bytes: int
+    stall_s: float
+    reason: str
+    tables: tuple[TableSchema, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of one table: their ids, weights, and optimizer state by name, aligned."""
+
+    ids: np.ndarray
+    weight: np.ndarray
+    state: dict[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class Run:
+    """The checkpoints at one url, read-only."""
+
+    def __init__(self, storage: Storage, catalog: Catalog) -> None:
+        self.storage = storage
+        self.catalog = catalog
+
+    @property
+    def url(self) -> str:
+        """Where the run is stored."""
+        return self.storage.url
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps that can be restored, ascending."""
+        return self.catalog.steps
+
+    @property
+    def bytes(self) -> int:
+        """Size of all objects."""
+        return sum(size for _, size in self.catalog.objects)
+
+    def reload(self) -> None:
+        """Look for newer checkpoints."""
+        newest = catalogs.load_last(self.storage)
+        if newest is None:
+            raise NotFoundError("the run is gone", url=self.url)
+        self.catalog = newest
+
+    def info(self, step: int) -> CheckpointInfo:
+        """What is known of a checkpoint.
+
+        Raises:
+            NotFoundError: lists the steps that exist.
+        """
+        entry = self.catalog.checkpoint(step)
+        alive = self.catalog.alive(step)
+        return CheckpointInfo(
+            step=entry.step,
+            kind=entry.kind,
+            base=entry.base,
+            time=entry.time,
+            codec=entry.codec,
+            state_codec=entry.state_codec,
+            rows=entry.rows,
+            bytes=entry.bytes,
+            restore_bytes=sum(s.extent.bytes for s in alive) + entry.dense.bytes,
+            full_bytes=entry.full_bytes,
+            stall_s=entry.stall_s,
+            reason=entry.reason,
+            tables=self.catalog.schema_of(entry),
+        )
+
+    def tables(self, step: int) -> tuple[TableSchema, ...]:
+        """The tables as they were at a step."""
+        return self.info(step).tables
+
+    def read(
+        self, step: int, table: str, rows: slice | range | np.ndarray | list[int] | None = None
+    ) -> Rows:
+        """Rows of one table as of a step: all, a range, or these ids in this order.
+
+        Raises:
+            NotFoundError: no such step or table.
+            InvalidRequestError: ids outside the table.
+        """
+        schema = self._schema(step, table)
+        wanted = _as_ids(rows, schema)
+        ids_N, back = np.unique(wanted, return_inverse=True)
+        columns = restore.read_rows(self.storage, self.catalog, step, schema, ids_N)
+        if not np.array_equal(ids_N, wanted):
+            columns = [column[back] for column in columns]
+        state = {c.name: v for c, v in zip(schema.columns[1:], columns[1:], strict=True)}
+        return Rows(wanted, columns[0], state)
+
+    def dense(self, step: int) -> Any:
+        """Everything but rows as of a step: a dict with model, optimizers, rng and extras."""
+        extent = self.catalog.checkpoint(step).dense
+        restore.check_objects(self.storage, self.catalog, [extent])
+        return restore.read_dense(self.storage, extent)
+
+    def updates(self, since: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+        """What to apply, in order, to a copy of the tables as of ``since`` to reach the last step.
+
+        Yields (table, ids, weight rows). With consecutive increments this is exactly what changed;
+        after a new base it is every row.
+
+        Raises:
+            InvalidRequestError: ``since`` is not on the way to the last step.
+        """
+        last = self.catalog.last
+        if last is None or since > last.step:
+            raise InvalidRequestError(
+                "no such step on this run yet", since=since, last=last.step if last else None
+            )
+        for rewind in self.catalog.rewinds:
+            if rewind.to < since <= rewind.last:
+                raise InvalidRequestError(
+                    "training went back behind this step; a copy of it cannot be updated",
+                    since=since,
+                    went_back_to=rewind.to,
+                    todo="load the last step whole",
+                )
+        schemas = {t.name: t for t in self.catalog.schema_of(last)}
+        segments = [s for s in self.catalog.alive(last.step) if s.born > since]
+        restore.check_objects(self.storage, self.catalog, (s.extent for s in segments))
+        reader = restore.SegmentReader(self.storage)
+        for entry in segments:
+            segment = reader.read(entry, schemas[entry.table])
+            yield entry.table, segment.ids(), segment.decode(0)
+
+    def dead_rows(self, step: int) -> dict[SegmentEntry, int]:
+        """For every segment a restore of ``step`` reads: rows in it that a newer one replaces."""
+        return restore.count_dead_rows(self.storage, self.catalog, step)
+
+    def _schema(self, step: int, table: str) -> TableSchema:
+        schemas = self.tables(step)
+        for schema in schemas:
+            if schema.name == table:
+                return schema
+        raise NotFoundError("no such table", table=table, tables=[t.name for t in schemas])
+
+
+def _as_ids(rows: slice | range | np.ndarray | list[int] | None, schema: TableSchema) -> np.ndarray:
+    if rows is None:
+        return np.arange(schema.rows)
+    if isinstance(rows, slice):
+        return np.arange(*rows.indices(schema.rows))
+    ids_N = np.asarray(rows)
+    if ids_N.size == 0:
+        return np.empty(0, np.int64)
+    if ids_N.ndim != 1 or ids_N.dtype.kind not in "iu":
+        raise InvalidRequestError("row ids must be a list of integers", rows=repr(rows)[:60])
+    if int(ids_N.min()) < 0 or int(ids_N.max()) >= schema.rows:
+        raise InvalidRequestError(
+            "row ids outside the table",
+            table=schema.name,
+            rows=schema.rows,
+            lowest=int(ids_N.min()),
+            highest=int(ids_N.max()),
+        )
+    return ids_N.astype(np.int64)
+
+
+def open(url: str | os.PathLike[str], *, catalog: int | None = None, **options: Any) -> Run:
+    """Open a run for reading; ``catalog`` picks an older state of it by number.
+
+    Raises:
+        NotFoundError: there is no run at this url.
+        CorruptDataError: its catalog is damaged.
+    """
+    storage = open_storage(os.fspath(url), **options)
+    found = catalogs.load_last(storage) if catalog is None else catalogs.load(storage, catalog)
+    if found is None:
+        raise NotFoundError(
+            "no run here", url=storage.url, todo="check the url, or train with a Checkpointer first"
+        )
+    return Run(storage, found)

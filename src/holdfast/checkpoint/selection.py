@@ -1,0 +1,67 @@
+"""Which rows a checkpoint saves: all of them, or the changed ones, cut into parts.
+
+    plan + cursor -> Selection per table -> RowPart: what the snapshot gathers and a segment holds
+
+Invariant: the parts of a selection hold each of its rows exactly once, in ascending order.
+
+Not here: when a base is taken (baseline.py), how changes are seen (tracker.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.kernels import bitmap
+
+Words = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class RowPart:
+    """Some rows of a selection: contiguous where ``ids_N`` is None."""
+
+    start: int
+    stop: int
+    ids_N: npt.NDArray[np.int64] | None
+
+    @property
+    def rows(self) -> int:
+        """How many rows the part holds."""
+        return self.stop - self.start if self.ids_N is None else len(self.ids_N)
+
+    def ids(self) -> npt.NDArray[np.int64]:
+        """The row ids, ascending."""
+        return np.arange(self.start, self.stop) if self.ids_N is None else self.ids_N
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The rows of one table to save: all (``words_W`` None), or the marked ones."""
+
+    table_rows: int
+    words_W: Words | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many rows are selected."""
+        return self.table_rows if self.words_W is None else int(bitmap.count(self.words_W))
+
+    def parts(self, rows_max: int) -> Iterator[RowPart]:
+        """The selection in parts of at most ``rows_max`` rows.
+
+        >>> [(part.start, part.stop) for part in Selection(10).parts(4)]
+        [(0, 4), (4, 8), (8, 10)]
+        """
+        if self.words_W is None:
+            for start in range(0, self.table_rows, rows_max):
+                yield RowPart(start, min(self.table_rows, start + rows_max), None)
+            return
+        bounds = bitmap.split(self.words_W, rows_max)
+        for lo, hi in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            ids_N = bitmap.ids(self.words_W, lo, hi)
+            if len(ids_N):
+                yield RowPart(lo, hi, ids_N)

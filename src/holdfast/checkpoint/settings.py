@@ -1,0 +1,84 @@
+"""How a Checkpointer behaves, beyond where and what: every default lives here."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast import events
+from holdfast.checkpoint.bitwidth import PAPER_TABLE, BitsFor, FailureEstimate
+from holdfast.checkpoint.codec import Codec
+from holdfast.checkpoint.retention import Keep
+from holdfast.checkpoint.strategy import Strategy
+from holdfast.checkpoint.tracker import LOOKUP
+from holdfast.errors import InvalidRequestError
+
+WAIT, CANCEL = "wait", "cancel"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the keyword arguments of a Checkpointer mean when they are left out."""
+
+    strategy: str | Strategy = "check-n-run"
+    every: int | None = None
+    codec: str | Codec | None = None
+    state_codec: str | Codec | None = None
+    expected_restores: float | FailureEstimate = 20
+    bits_table: Sequence[BitsFor] = PAPER_TABLE
+    keep: Keep | int | None = None
+    on_busy: str = WAIT
+    tracking: str = LOOKUP
+    staging_bytes_max: int | None = None
+    threads: int | None = None
+    events: str | os.PathLike[str] | events.Sink | events.EventLog | None = None
+    clock: Callable[[], float] = time.time
+    storage_options: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        every = self.every
+        if every is not None and (isinstance(every, bool) or int(every) != every or every < 1):
+            raise InvalidRequestError(
+                "a checkpoint interval is a whole number of steps", every=every,
+                todo="pass every=1000, or leave it out and call ck.save()",
+            )  # fmt: skip
+        if self.on_busy not in (WAIT, CANCEL):
+            raise InvalidRequestError("unknown on_busy", on_busy=self.on_busy, known=[WAIT, CANCEL])
+        for name in ("staging_bytes_max", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidRequestError(f"{name} must be positive", value=value)
+
+    @property
+    def restores(self) -> float:
+        """The expected number of restores."""
+        expected = self.expected_restores
+        return expected.restores if isinstance(expected, FailureEstimate) else expected
+
+
+def make_settings(given: Mapping[str, Any]) -> Settings:
+    """Settings from keyword arguments.
+
+    Raises:
+        InvalidRequestError: names what is unknown and lists what is known.
+    """
+    known = [field.name for field in dataclasses.fields(Settings)]
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise InvalidRequestError("unknown setting", given=unknown, known=known)
+    return Settings(**given)
+
+
+def open_log(settings: Settings) -> events.EventLog:
+    """The event log the settings ask for: a file, a function, or a log that exists already."""
+    target = settings.events
+    if isinstance(target, events.EventLog):
+        return target
+    if target is None:
+        return events.EventLog(clock=settings.clock)
+    sink = target if callable(target) else events.json_lines(os.fspath(target))
+    return events.EventLog([sink], clock=settings.clock)

@@ -1,0 +1,141 @@
+"""The snapshot: the only stall. Copies the selected rows and the dense state at one step.
+
+    selections -> staged parts (buffers of the staging pool) -> a queue the writer empties
+
+Invariants:
+- When ``take`` returns, nothing that will be stored shares memory with the model.
+- Parts enter the queue in the order of tables and rows, so equal snapshots give equal objects.
+
+Not here: which rows (selection.py), what happens to the parts (writer.py).
+
+# N rows, D floats of one column
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.checkpoint import tree
+from holdfast.checkpoint.selection import RowPart, Selection
+from holdfast.checkpoint.staging import CHUNK_BYTES, Buffer, StagingPool
+from holdfast.errors import InvalidRequestError
+from holdfast.tables import ModelState, Table, TableSchema
+
+
+@dataclass(frozen=True, slots=True)
+class StagedPart:
+    """Copied rows of one table, every column, in a staging buffer."""
+
+    schema: TableSchema
+    part: RowPart
+    columns: tuple[np.ndarray, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DenseState:
+    """Copied dense state: a structure and tensors of its own (see tree.py)."""
+
+    structure: Any
+    tensors: dict[str, torch.Tensor]
+
+    @property
+    def bytes(self) -> int:
+        """Size of the tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """A part being copied, and the buffer it is copied into."""
+
+    buffer: Buffer
+    copy: Future[StagedPart]
+
+
+PartQueue = queue.SimpleQueue[Staging | None]
+
+
+def take_dense(state: ModelState, extras: Mapping[str, Any]) -> DenseState:
+    """Copy everything that is not a row: dense state, RNG state, reader and other extras."""
+    collected = {
+        **state.dense(),
+        "rng": rng_state(),
+        "extras": {name: item.state_dict() for name, item in extras.items()},
+    }
+    structure, tensors = tree.flatten(collected)
+    return DenseState(structure, {name: t.clone() for name, t in tensors.items()})
+
+
+def take_rows(
+    tables: Sequence[Table],
+    schemas: Sequence[TableSchema],
+    selections: Sequence[Selection],
+    *,
+    pool: StagingPool,
+    threads: ThreadPoolExecutor,
+    out: PartQueue,
+) -> None:
+    """Copy the selected rows, part by part, and hand each to the writer as soon as it is copied.
+
+    Returns when all are copied. Waits for the writer only where the pool is too small for the
+    whole selection.
+    """
+    copies: list[Future[StagedPart]] = []
+    for table, schema, selection in zip(tables, schemas, selections, strict=True):
+        rows_max = max(1, CHUNK_BYTES // schema.row_bytes)
+        for part in selection.parts(rows_max):
+            buffer = pool.acquire(part.rows * schema.row_bytes)
+            copy = threads.submit(_copy, table, schema, part, buffer)
+            out.put(Staging(buffer, copy))
+            copies.append(copy)
+    for copy in copies:
+        copy.result()
+
+
+def _copy(table: Table, schema: TableSchema, part: RowPart, buffer: Buffer) -> StagedPart:
+    columns = []
+    start = 0
+    for column in schema.columns:
+        size = 4 * part.rows * column.width
+        flat = buffer[start : start + size].view(np.float32)
+        columns.append(flat.reshape(part.rows, column.width))
+        start += size
+    if part.ids_N is None:
+        table.gather_range(part.start, part.stop, columns)
+    else:
+        table.gather(part.ids_N, columns)
+    return StagedPart(schema, part, tuple(columns))
+
+
+def rng_state() -> dict[str, Any]:
+    """Every global random generator a training loop may draw from."""
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.get_state(),
+        "python": random.getstate(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def load_rng_state(state: Mapping[str, Any]) -> None:
+    """Set every global random generator as it was."""
+    try:
+        torch.set_rng_state(state["torch"])
+        np.random.set_state(state["numpy"])
+        random.setstate(state["python"])
+        if "cuda" in state and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all(state["cuda"])
+    except (TypeError, ValueError, RuntimeError, KeyError) as error:
+        raise InvalidRequestError(
+            "the checkpoint's random state does not fit this version of torch or NumPy"
+        ) from error

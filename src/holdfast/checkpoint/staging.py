@@ -1,0 +1,87 @@
+"""The staging buffer: host memory between the snapshot and the background writer, bounded.
+
+The snapshot acquires buffers and fills them while training stands still; the writer releases each
+when its rows are stored. Memory is kept between checkpoints, because touching fresh memory costs
+more than the copy itself.
+
+Invariants:
+- No more than ``bytes_max`` are out at a time, except that one buffer is always granted.
+- ``acquire`` never waits for a writer that failed: it raises what the writer raised.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import numpy as np
+import numpy.typing as npt
+
+Buffer = npt.NDArray[np.uint8]
+
+CHUNK_BYTES = 8 << 20
+
+
+def default_bytes_max(full_bytes: int) -> int:
+    """Room for a whole base, but no more than half of the memory that is free now."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(2 * CHUNK_BYTES, min(full_bytes, free // 2))
+
+
+class StagingPool:
+    """Hands out buffers and takes them back."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self._free: list[Buffer] = []
+        self._out = 0
+        self._peak = 0
+        self._failure: BaseException | None = None
+        self._changed = threading.Condition()
+
+    def begin(self) -> None:
+        """Start a snapshot: forget an earlier failure."""
+        with self._changed:
+            self._failure = None
+            self._peak = self._out
+
+    def acquire(self, size: int) -> Buffer:
+        """A buffer of at least ``size`` bytes; waits while the pool is exhausted."""
+        # One size for all but the small ends of tables, so that buffers fit the next snapshot too.
+        size = CHUNK_BYTES if CHUNK_BYTES // 4 < size <= CHUNK_BYTES else size
+        with self._changed:
+            while self._failure is None and self._out and self._out + size > self.bytes_max:
+                self._changed.wait()
+            if self._failure is not None:
+                raise self._failure
+            self._out += size
+            self._peak = max(self._peak, self._out)
+            for index, buffer in enumerate(self._free):
+                if buffer.nbytes == size:
+                    return self._free.pop(index)
+        return np.empty(size, np.uint8)
+
+    def release(self, buffer: Buffer) -> None:
+        """Take a buffer back."""
+        with self._changed:
+            self._out -= buffer.nbytes
+            if buffer.nbytes == CHUNK_BYTES:
+                self._free.append(buffer)
+            self._changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """Wake a waiting snapshot with the writer's error."""
+        with self._changed:
+            self._failure = error
+            self._changed.notify_all()
+
+    def trim(self) -> None:
+        """Give back to the system what the last snapshot did not need."""
+        with self._changed:
+            del self._free[self._peak // CHUNK_BYTES + 1 :]
+
+    @property
+    def bytes_held(self) -> int:
+        """Memory in use and kept for the next snapshot."""
+        with self._changed:
+            return self._out + sum(buffer.nbytes for buffer in self._free)

@@ -1,0 +1,93 @@
+"""Strategies: named points in one space of choices, each choice also free to be made by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from holdfast.checkpoint.baseline import check_policy
+from holdfast.checkpoint.bitwidth import MAX_BITS, PAPER_TABLE, BitsFor, choose_bits
+from holdfast.checkpoint.codec import Codec, parse_codec
+from holdfast.errors import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """When a base is taken and how rows are stored; ``codec`` None: by expected restores."""
+
+    name: str
+    base: str
+    codec: str | None
+
+    def __post_init__(self) -> None:
+        check_policy(self.base)
+
+
+STRATEGIES = {
+    "full": Strategy("full", base="full", codec="fp32"),
+    "check-n-run": Strategy("check-n-run", base="intermittent", codec=None),
+}
+
+
+def as_strategy(strategy: str | Strategy) -> Strategy:
+    """A strategy by name, or the user's own.
+
+    Raises:
+        InvalidRequestError: lists the names there are.
+    """
+    if isinstance(strategy, Strategy):
+        return strategy
+    if strategy not in STRATEGIES:
+        raise InvalidRequestError("unknown strategy", strategy=strategy, known=list(STRATEGIES))
+    return STRATEGIES[strategy]
+
+
+@dataclass(frozen=True, slots=True)
+class CodecPlan:
+    """How the next checkpoint stores weights and row state, and why."""
+
+    weights: Codec
+    state: Codec | None
+    reason: str
+
+    def for_column(self, index: int, *, is_non_negative: bool) -> Codec:
+        """The codec of a column: the weights are column 0, row state follows."""
+        if index == 0:
+            return self.weights
+        if self.state is not None:
+            return self.state
+        return default_state_codec(self.weights, is_non_negative=is_non_negative)
+
+    @property
+    def state_name(self) -> str:
+        """What catalogs and people call the row state's codec."""
+        return self.state.name if self.state is not None else "auto"
+
+
+def default_state_codec(weights: Codec, *, is_non_negative: bool) -> Codec:
+    """How row state is stored when the user does not say.
+
+    Lossless with lossless weights.
+    """
+    if weights.is_lossless:
+        return parse_codec("fp32")
+    if is_non_negative:
+        return parse_codec("log4" if weights.bits <= 4 else "log8")
+    return parse_codec("asym4" if weights.bits <= 4 else "asym8")
+
+
+def plan_codec(
+    codec: str | Codec | None,
+    state_codec: str | Codec | None,
+    *,
+    expected_restores: float,
+    restores: int,
+    table: Sequence[BitsFor] = PAPER_TABLE,
+) -> CodecPlan:
+    """The codecs of the next checkpoint; ``codec`` None: chosen from the expected restores."""
+    state = None if state_codec is None else parse_codec(state_codec)
+    if codec is not None:
+        return CodecPlan(parse_codec(codec), state, "set by the user")
+    choice = choose_bits(expected_restores, restores=restores, table=table)
+    kind = "asym" if choice.bits >= MAX_BITS else "adaptive"
+    return CodecPlan(parse_codec(f"{kind}{choice.bits}"), state, choice.reason)

@@ -1,0 +1,406 @@
+"""Which rows may have changed: one bit a row, marked where rows are looked up.
+
+    forward pass -> mark -> cursor.peek / cursor.advance -> selection
+
+Two trackers with one interface. ``LookupTracker`` marks the rows that training looks up; it costs a
+bit a row and next to no time, and holds for optimizers that move only rows with a gradient.
+``HashTracker`` compares a hash of every row with the one before; it costs 8 bytes a row and a pass
+over the tables at each checkpoint, and holds for any optimizer.
+
+Invariants:
+- A row that changed is never missed: rows are marked in excess, never in want.
+- Every cursor sees every mark once, however the other cursors advance.
+- What a failed save had taken is given back before the next one is planned.
+
+Not here: which of the changed rows to save (selection.py).
+
+# words_W: a bitmap of a table's rows, W words (kernels/bitmap.py)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from holdfast.errors import InvalidRequestError
+from holdfast.kernels import bitmap
+from holdfast.kernels import rows as row_kernels
+from holdfast.tables import Table
+
+Words = npt.NDArray[np.uint64]
+Ids = npt.NDArray[np.int64]  # or int32: the kernels take both
+Marks = dict[str, Words]
+
+LOOKUP, HASH = "lookup", "hash"
+
+
+class Cursor(Protocol):
+    """One reader's place in the stream of changes."""
+
+    def peek(self) -> Marks:
+        """The rows that changed since this cursor last advanced."""
+        ...
+
+    def advance(self) -> Marks:
+        """``peek``, and start afresh from now."""
+        ...
+
+    def give_back(self, marks: Mapping[str, Words]) -> None:
+        """Count these rows as changed again (a save that took them failed, or a restore)."""
+        ...
+
+
+class Tracker(Protocol):
+    """Sees changes and hands out cursors."""
+
+    def cursor(self) -> Cursor:
+        """A new reader that starts now."""
+        ...
+
+    def mark(self, table: str, ids_N: Ids) -> None:
+        """Declare rows changed."""
+        ...
+
+    def reset(self) -> None:
+        """Forget every change: the tables were just loaded. Cursors then start from here."""
+        ...
+
+    def close(self) -> None:
+        """Stop watching the model."""
+        ...
+
+
+class LookupTracker:
+    """Marks the rows that training looks up."""
+
+    def __init__(self, tables: Iterable[Table]) -> None:
+        self._rows = {table.name: table.rows for table in tables}
+        self._live: Marks = {name: bitmap.new(rows) for name, rows in self._rows.items()}
+        self._pending: dict[LookupCursor, Marks] = {}
+        self._lock = threading.Lock()
+        self._hooks: list[RemovableHandle] = []
+        for table in tables:
+            for module in table.modules:
+                self._hooks.append(_watch(module, self._marker(table.name)))
+
+    def _marker(self, table: str) -> Callable[[torch.Tensor], None]:
+        def mark(ids: torch.Tensor) -> None:
+            self.mark(table, ids.detach().cpu().contiguous().view(-1).numpy())
+
+        return mark
+
+    def cursor(self) -> LookupCursor:
+        """A new reader that starts now."""
+        with self._lock:
+            if self._pending:
+                self._fold()
+            cursor = LookupCursor(self)
+            self._pending[cursor] = {}
+        return cursor
+
+    def mark(self, table: str, ids_N: Ids) -> None:
+        """Declare rows changed."""
+        with self._lock:
+            bitmap.mark(self._live[table], ids_N, self._rows[table])
+
+    def reset(self) -> None:
+        """Forget every change, for every cursor."""
+        with self._lock:
+            self._clear_live()
+            for pending in self._pending.values():
+                pending.clear()
+
+    def close(self) -> None:
+        """Take the hooks off the model."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the bitmaps."""
+        marks = [self._live, *self._pending.values()]
+        return sum(words.nbytes for part in marks for words in part.values())
+
+    def _peek(self, cursor: LookupCursor) -> Marks:
+        with self._lock:
+            seen = {name: words.copy() for name, words in self._live.items()}
+            _union(seen, self._pending[cursor])
+        return seen
+
+    def _advance(self, cursor: LookupCursor) -> Marks:
+        seen = self._peek(cursor)
+        with self._lock:
+            self._pending[cursor] = {}
+            self._fold(skip=cursor)
+        return seen
+
+    def _give_back(self, cursor: LookupCursor, marks: Mapping[str, Words]) -> None:
+        with self._lock:
+            _union(self._pending[cursor], marks)
+
+    def _fold(self, skip: LookupCursor | None = None) -> None:
+        # Only cursors that did not advance now keep a bitmap of their own: with one cursor the
+        # cost stays one bit a row.
+        for cursor, pending in self._pending.items():
+            if cursor is not skip:
+                _union(pending, self._live)
+        self._clear_live()
+
+    def _clear_live(self) -> None:
+        for words_W in self._live.values():
+            words_W[:] = 0
+
+
+class LookupCursor:
+    """A reader of a ``LookupTracker``."""
+
+    def __init__(self, tracker: LookupTracker) -> None:
+        self._tracker = tracker
+
+    def peek(self) -> Marks:
+        """The rows that changed since this cursor last advanced."""
+        return self._tracker._peek(self)
+
+    def advance(self) -> Marks:
+        """``peek``, and start afresh from now."""
+        return self._tracker._advance(self)
+
+    def give_back(self, marks: Mapping[str, Words]) -> None:
+        """Count these rows as changed again."""
+        self._tracker._give_back(self, marks)
+
+
+def _union(into: Marks, marks: Mapping[str, Words]) -> None:
+    for name, words_W in marks.items():
+        if name in into:
+            bitmap.union_into(into[name], words_W)
+        else:
+            into[name] = words_W.copy()
+
+
+def _watch(module: nn.Module, mark: Callable[[torch.Tensor], None]) -> RemovableHandle:
+    """Call ``mark`` with the ids of every lookup that can change rows.
+
+    In training mode that is the forward pass. In eval mode rows change only if a backward pass
+    follows after all (fine-tuning with dropout off), so the mark waits for it. ``max_norm``
+    rewrites rows in any forward pass.
+    """
+    rewrites = module.max_norm is not None
+
+    def after_forward(
+        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        ids = args[0] if args else kwargs["input"]
+        if rewrites or (module.training and torch.is_grad_enabled()):
+            mark(ids)
+        elif isinstance(output, torch.Tensor) and output.requires_grad:
+            output.register_hook(lambda _gradient: mark(ids))  # type: ignore[no-untyped-call]
+
+    return module.register_forward_hook(after_forward, with_kwargs=True)
+
+
+class HashTracker:
+    """Finds changed rows by comparing row hashes; forward passes are not watched."""
+
+    def __init__(self, tables: Iterable[Table]) -> None:
+        self._tables = list(tables)
+        self._cursors: list[HashCursor] = []
+
+    def cursor(self) -> HashCursor:
+        """A new reader that starts now."""
+        cursor = HashCursor(self._tables)
+        self._cursors.append(cursor)
+        return cursor
+
+    def mark(self, table: str, ids_N: Ids) -> None:
+        """Nothing to do: a row that changes is seen by its hash."""
+
+    def reset(self) -> None:
+        """Take the tables as they are now as every cursor's start."""
+        for cursor in self._cursors:
+            cursor.reset()
+
+    def close(self) -> None:
+        """Nothing is watched."""
+
+
+class HashCursor:
+    """A reader of a ``HashTracker``: the hashes as of its last advance."""
+
+    def __init__(self, tables: list[Table]) -> None:
+        self._tables = tables
+        self._given_back: Marks = {}
+        self._hashes = self._hash_now()
+
+    def _hash_now(self) -> dict[str, npt.NDArray[np.uint64]]:
+        return {table.name: hash_table(table) for table in self._tables}
+
+    def _compare(self, hashes: Mapping[str, npt.NDArray[np.uint64]]) -> Marks:
+        seen: Marks = {}
+        for table in self._tables:
+            words_W = bitmap.new(table.rows)
+            changed = np.flatnonzero(hashes[table.name] != self._hashes[table.name])
+            bitmap.mark(words_W, changed, table.rows)
+            seen[table.name] = words_W
+        _union(seen, self._given_back)
+        return seen
+
+    def peek(self) -> Marks:
+        """The rows that changed since this cursor last advanced."""
+        return self._compare(self._hash_now())
+
+    def advance(self) -> Marks:
+        """``peek``, and start afresh from now."""
+        hashes = self._hash_now()
+        seen = self._compare(hashes)
+        self._hashes = hashes
+        self._given_back = {}
+        return seen
+
+    def give_back(self, marks: Mapping[str, Words]) -> None:
+        """Count these rows as changed again."""
+        _union(self._given_back, marks)
+
+    def reset(self) -> None:
+        """Start afresh from the tables as they are now."""
+        self._hashes = self._hash_now()
+        self._given_back = {}
+
+
+def hash_table(table: Table, ids_N: Ids | None = None) -> npt.NDArray[np.uint64]:
+    """A hash of every row with its state, or of some rows."""
+    arrays = table.arrays()
+    if ids_N is not None:
+        arrays = [array[ids_N] for array in arrays]
+    hashes_N = np.zeros(len(arrays[0]), np.uint64)
+    for array_ND in arrays:
+        row_kernels.hash_rows(array_ND, hashes_N)
+    return hashes_N
+
+
+class Canary:
+    """A few rows of each table, hashed: tells when rows change that nobody looked up.
+
+    The checks of ``find_unseen_movers`` know the optimizers there are; the canary catches the rest
+    (a weight edited by hand, a regularizer, an optimizer swapped later) at the next save.
+    """
+
+    ROWS = 512
+
+    def __init__(self, tables: Iterable[Table]) -> None:
+        self._tables = list(tables)
+        self._ids = {
+            table.name: np.unique(np.linspace(0, table.rows - 1, self.ROWS).astype(np.int64))
+            for table in self._tables
+        }
+        self._hashes: dict[str, tuple[int, npt.NDArray[np.uint64]]] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """Take the rows as they are now as known."""
+        for table in self._tables:
+            self._remember(table)
+
+    def _remember(self, table: Table) -> None:
+        hashes = hash_table(table, self._ids[table.name])
+        self._hashes[table.name] = (len(table.arrays()), hashes)
+
+    def check(self, marks: Mapping[str, Words]) -> None:
+        """Compare the rows that are not marked with what they were.
+
+        Raises:
+            InvalidRequestError: names the table and a row that changed without being looked up.
+        """
+        for table in self._tables:
+            columns, known = self._hashes[table.name]
+            if columns != len(table.arrays()):
+                continue  # row state appeared since: the next checkpoint is a base anyway
+            ids_N = self._ids[table.name]
+            changed = hash_table(table, ids_N) != known
+            escaped = ids_N[changed & ~bitmap.is_set(marks[table.name], ids_N)]
+            if escaped.size:
+                raise InvalidRequestError(
+                    "rows changed that training never looked up",
+                    table=table.name,
+                    row=int(escaped[0]),
+                    found=int(escaped.size),
+                    sampled=int(ids_N.size),
+                    todo="declare them with ck.mark(table, ids), or pass tracking='hash'",
+                )
+
+
+def find_unseen_movers(tables: Iterable[Table], all_parameters: nn.Module) -> list[str]:
+    """Why marking lookups would miss changes, one sentence for each table concerned."""
+    owners: dict[int, list[str]] = {}
+    for path, module in all_parameters.named_modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                owners.setdefault(id(parameter), []).append(f"{path}.{name}")
+    reasons = []
+    for table in tables:
+        if not table.parameter.requires_grad:
+            continue
+        reason = _unseen_mover(table)
+        shared = owners.get(id(table.parameter))
+        if reason is None and shared:
+            reason = f"its weight is shared with {shared[0]}, which changes rows without a lookup"
+        if reason is not None:
+            reasons.append(f"{table.name}: {reason}")
+    return reasons
+
+
+def _unseen_mover(table: Table) -> str | None:
+    optimizer = table.optimizer
+    if optimizer is None:
+        return "no optimizer was given that updates it"
+    group = next(
+        group
+        for group in optimizer.param_groups
+        if any(parameter is table.parameter for parameter in group["params"])
+    )
+    kind = type(optimizer).__name__
+    if type(optimizer) not in (torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam):
+        return f"{kind} may move rows that were not looked up"
+    if group.get("momentum", 0):
+        return f"{kind} with momentum keeps moving rows after their lookup"
+    if group.get("weight_decay", 0):
+        return f"{kind} with weight_decay moves every row"
+    return None
+
+
+def make_tracker(tracking: str, tables: list[Table], model: nn.Module) -> Tracker:
+    """The tracker a user asked for, if it holds for this model.
+
+    Raises:
+        InvalidRequestError: lookups would miss changes; says what to do.
+    """
+    if tracking == HASH:
+        return HashTracker(tables)
+    if tracking != LOOKUP:
+        raise InvalidRequestError("unknown tracking", tracking=tracking, known=[LOOKUP, HASH])
+    check_lookups_suffice(tables, model)
+    return LookupTracker(tables)
+
+
+def check_lookups_suffice(tables: list[Table], model: nn.Module) -> None:
+    """Refuse to track lookups where rows move without one.
+
+    Raises:
+        InvalidRequestError: names the tables and why, and what to do.
+    """
+    reasons = find_unseen_movers(tables, model)
+    if reasons:
+        shown = "; ".join(reasons[:3]) + (f"; and {len(reasons) - 3} more" * (len(reasons) > 3))
+        raise InvalidRequestError(
+            f"tracking lookups would miss rows that change ({shown})",
+            todo="pass tracking='hash' to compare row hashes instead, or use SGD without momentum "
+            "and weight decay, Adagrad or SparseAdam for the tables",
+        )
