@@ -178,8 +178,12 @@ class TrainProgress(Event):
     auc: float | None = None
 
 
-def _all_kinds() -> dict[str, type[Event]]:
-    return {cls.kind: cls for cls in Event.__subclasses__()}
+KINDS: dict[str, type[Event]] = {
+    item.kind: item
+    for item in list(globals().values())
+    if isinstance(item, type) and issubclass(item, Event) and item is not Event
+}
+"""Every kind of event there is."""
 
 
 def to_json(event: Event) -> str:
@@ -199,7 +203,7 @@ def from_json(line: str) -> Event:
     """
     try:
         fields: dict[str, Any] = json.loads(line)
-        cls: Callable[..., Event] = _all_kinds()[fields.pop("kind")]
+        cls: Callable[..., Event] = KINDS[fields.pop("kind")]
         values = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
         return cls(**values)
     except (ValueError, KeyError, TypeError, AttributeError) as error:

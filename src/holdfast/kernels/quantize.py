@@ -115,13 +115,19 @@ def _pair_tile(
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _code_tile(rows_TD: Array, offset_T: Array, scale_T: Array, codes_TP: Array) -> Any:
+def _invert_tile(scale_T: Array, inverse_T: Array) -> Any:
+    for i in range(scale_T.size):
+        inverse_T[i] = _ONE / scale_T[i] if scale_T[i] > _ZERO else _ZERO
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _code_tile(rows_TD: Array, offset_T: Array, inverse_T: Array, codes_TP: Array) -> Any:
     """Code rows whose grid spans them: no value rounds to a code outside."""
     for i in range(rows_TD.shape[0]):
         row_D = rows_TD[i]
         codes_P = codes_TP[i]
         offset = offset_T[i]
-        inverse = _ONE / scale_T[i] if scale_T[i] > _ZERO else _ZERO
+        inverse = inverse_T[i]
         for j in range(row_D.size):
             t = (row_D[j] - offset) * inverse
             codes_P[j] = np.uint8(np.float32(t + _TO_INTEGER).view(np.uint32))
@@ -129,14 +135,14 @@ def _code_tile(rows_TD: Array, offset_T: Array, scale_T: Array, codes_TP: Array)
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _code_tile_clipped(
-    rows_TD: Array, offset_T: Array, scale_T: Array, levels: Any, codes_TP: Array
+    rows_TD: Array, offset_T: Array, inverse_T: Array, levels: Any, codes_TP: Array
 ) -> Any:
     """Code rows whose grid may be narrower than they are."""
     for i in range(rows_TD.shape[0]):
         row_D = rows_TD[i]
         codes_P = codes_TP[i]
         offset = offset_T[i]
-        inverse = _ONE / scale_T[i] if scale_T[i] > _ZERO else _ZERO
+        inverse = inverse_T[i]
         for j in range(row_D.size):
             t = (row_D[j] - offset) * inverse
             t = t if t > _ZERO else _ZERO
@@ -275,7 +281,7 @@ def encode_uniform(
     codes_TP = np.zeros((tile, padded_width(width, bits)), np.uint8)
     lo_T, hi_T = np.empty(tile, np.int32), np.empty(tile, np.int32)
     offset_T, scale_T = np.empty(tile, np.float32), np.empty(tile, np.float32)
-    bad_T = np.empty(tile, np.uint8)
+    inverse_T, bad_T = np.empty(tile, np.float32), np.empty(tile, np.uint8)
     columns = width if search[1] > 0 else 0
     lanes = (np.empty((columns, LANES), np.float32), np.zeros(_FIELDS * LANES, np.float32))
     for start in range(0, count, tile):
@@ -289,11 +295,12 @@ def encode_uniform(
         _store_tile(scale_T[:n], scale_N[start:stop], bad_N[start:stop])
         if not is_symmetric:
             _store_tile(offset_T[:n], offset_N[start:stop], bad_T[:n])
+        _invert_tile(scale_T[:n], inverse_T)
         out_TP = codes_NB[start:stop] if bits == 8 else codes_TP[:n]
         if search[1] > 0:
-            _code_tile_clipped(rows_TD, offset_T, scale_T, levels, out_TP)
+            _code_tile_clipped(rows_TD, offset_T, inverse_T, levels, out_TP)
         else:
-            _code_tile(rows_TD, offset_T, scale_T, out_TP)
+            _code_tile(rows_TD, offset_T, inverse_T, out_TP)
         if bits != 8:
             pack_tile(out_TP, bits, codes_NB[start:stop])
 

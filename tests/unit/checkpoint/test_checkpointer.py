@@ -1,4 +1,4 @@
-"""What a training loop relies on: saves, resumes, settings, failures, told through the real thing."""
+"""What a training loop relies on, told through the real thing: saves, resumes, failures."""
 
 from __future__ import annotations
 
