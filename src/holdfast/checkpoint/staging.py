@@ -76,9 +76,9 @@ class StagingPool:
             self._changed.notify_all()
 
     def trim(self) -> None:
-        """Give back to the system what the last snapshot did not need."""
+        """Keep what the next snapshot can be expected to need: twice the last, as deltas grow."""
         with self._changed:
-            del self._free[self._peak // CHUNK_BYTES + 1 :]
+            del self._free[2 * self._peak // CHUNK_BYTES + 1 :]
 
     @property
     def bytes_held(self) -> int:

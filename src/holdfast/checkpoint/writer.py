@@ -2,7 +2,9 @@
 
     staged parts -> codec (threads) -> segments -> one object -> catalog -> retention -> deletion
 
-Encoding one part overlaps with storing the one before. The catalog is committed last; only after
+Encoding starts when the snapshot is complete, so that it does not take processor time from the
+stall, or at once where the staging buffer is too small for the snapshot. Encoding one part overlaps
+with storing the one before. The catalog is committed last; only after
 that is anything deleted.
 
 Invariants:
@@ -210,6 +212,7 @@ class Save:
         self._dense: DenseState | None = None
         self._cancelled = threading.Event()
         self._staged = threading.Event()
+        self._snapshot_over = threading.Event()
         self._done = threading.Event()
         self._started = time.perf_counter()
         self._encode_s = 0.0
@@ -236,12 +239,14 @@ class Save:
         self._dense = dense
         self.stats = dataclasses.replace(self.stats, stall_s=stall_s)
         self._staged.set()
+        self._snapshot_over.set()
         self.parts.put(None)
 
     def abandon(self, error: BaseException) -> None:
         """The snapshot failed: end the background half too."""
         self.error = error
         self._cancelled.set()
+        self._snapshot_over.set()
         self.parts.put(None)
         self._done.wait()
 
@@ -296,7 +301,7 @@ class Save:
         """Return the buffers of parts that nobody will store."""
         while True:
             try:
-                item = self.parts.get(timeout=None if not self._staged.is_set() else 0.0)
+                item = self.parts.get(block=not self._snapshot_over.is_set())
             except queue.Empty:
                 return
             if item is None:
@@ -305,6 +310,9 @@ class Save:
             self._pool.release(item.buffer)
 
     def _write(self) -> None:
+        if self.order.staged_bytes <= self._pool.bytes_max:
+            self._snapshot_over.wait()
+        self._check_cancelled()
         writer = self._writer
         name = object_name(writer.next_number, 0, secrets.token_hex(4))
         out = writer.storage.create(name)

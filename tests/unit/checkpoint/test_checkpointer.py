@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.conftest import TinyModel, fingerprint, make_optimizers, train_steps
 
 import holdfast as hf
 from holdfast import events
 from holdfast.storage import open_storage
+from tests.conftest import TinyModel, fingerprint, make_optimizers, train_steps
 
 EXACT = {"codec": "fp32"}
 

@@ -102,7 +102,6 @@ def test_no_batch_is_in_flight_when_a_checkpoint_is_taken(tmp_path: Path) -> Non
     model, optimizers = build(1)
     reader = granted()
     at_checkpoint: list[int] = []
-    between: list[int] = []
 
     class Watched:
         def __init__(self) -> None:
@@ -119,8 +118,7 @@ def test_no_batch_is_in_flight_when_a_checkpoint_is_taken(tmp_path: Path) -> Non
     with hf.Checkpointer(
         tmp_path, model=model, optimizer=optimizers, reader=Watched(), every=EVERY
     ) as ck:
-        for _ in train(ck, model, optimizers, reader, steps=25):
-            between.append(reader.in_flight)
+        between = [reader.in_flight for _ in train(ck, model, optimizers, reader, steps=25)]
     assert at_checkpoint == [0] * 5
     assert max(between) > 0
 

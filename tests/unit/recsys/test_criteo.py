@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.unit.recsys.criteo_lines import Sample, make_samples, write
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from holdfast.errors import CorruptDataError, InvalidRequestError, NotFoundError
@@ -17,6 +16,7 @@ from holdfast.recsys.batch import Batch
 from holdfast.recsys.criteo import CriteoFiles, criteo_reader, day_files
 from holdfast.recsys.reader import FileReader, Position, Shard
 from holdfast.recsys.vocabulary import HashedIds
+from tests.unit.recsys.criteo_lines import Sample, make_samples, write
 
 IDS = HashedIds([50] * 26)
 

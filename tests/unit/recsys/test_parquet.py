@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from tests.unit.recsys.criteo_lines import Sample, make_samples, write
 
 from holdfast.errors import CorruptDataError, InvalidRequestError
 from holdfast.recsys.criteo import criteo_reader
 from holdfast.recsys.parquet import Columns, ParquetFiles, parquet_reader
 from holdfast.recsys.reader import Position, Shard
 from holdfast.recsys.vocabulary import HashedIds
+from tests.unit.recsys.criteo_lines import Sample, make_samples, write
 
 IDS = HashedIds([50] * 26)
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.unit.recsys.criteo_lines import make_samples, write
 
 from holdfast.errors import CorruptDataError, InvalidRequestError, NotFoundError
 from holdfast.recsys.criteo import CriteoFiles, criteo_reader
 from holdfast.recsys.reader import read_codes
 from holdfast.recsys.vocabulary import HashedIds, Vocabulary, _Counts, build_vocabulary
+from tests.unit.recsys.criteo_lines import make_samples, write
 
 GOLDEN = [[943, 3], [608, 4], [153, 2]]
 

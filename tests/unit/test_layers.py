@@ -1,0 +1,67 @@
+"""The layout of folders is the architecture: imports point one way."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import holdfast
+
+ROOT = Path(holdfast.__file__).parent
+
+# What each part may import of holdfast; a part is a folder, or a module at the top.
+ALLOWED = {
+    "errors": set(),
+    "events": {"errors"},
+    "kernels": set(),
+    "storage": {"errors", "events"},
+    "tables": {"errors", "events", "kernels"},
+    "checkpoint": {"errors", "events", "kernels", "storage", "tables"},
+    "recsys": {"errors", "events", "kernels", "storage", "tables", "checkpoint"},
+    "report": {"errors", "events", "kernels", "storage", "tables", "checkpoint", "recsys"},
+    "bench": {"errors", "events", "kernels", "storage", "tables", "checkpoint", "recsys", "report"},
+}
+ALLOWED["cli"] = set(ALLOWED)
+KERNEL_PACKAGES = {"__future__", "typing", "collections", "numpy", "numba", "holdfast"}
+
+
+def imported(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+MODULES = [p for p in sorted(ROOT.rglob("*.py")) if p != ROOT / "__init__.py"]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_one_way(path: Path) -> None:
+    part = path.relative_to(ROOT).parts[0].removesuffix(".py")
+    ours = {
+        name.split(".")[1] for name in imported(path) if name.startswith("holdfast.")
+    } - {part}  # fmt: skip
+    assert ours & set(ALLOWED) <= ALLOWED[part]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "kernels").glob("*.py")), ids=lambda p: p.name)
+def test_kernels_import_numpy_and_numba_alone(path: Path) -> None:
+    assert {name.split(".")[0] for name in imported(path)} <= KERNEL_PACKAGES
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_nothing_stored_or_received_is_unpickled(path: Path) -> None:
+    names = imported(path)
+    assert not {"pickle", "shelve", "marshal", "dill"} & {name.split(".")[0] for name in names}
+    calls = {
+        ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+    }  # fmt: skip
+    if "bench" not in path.parts:  # the peers there use it on files they have just written
+        assert not {"torch.load", "eval", "exec"} & calls
