@@ -212,6 +212,21 @@ class ModelState:
         """Every table's columns as of now."""
         return tuple(table.schema() for table in self.tables)
 
+    def check_parameters(self) -> None:
+        """Refuse to go on with tables that the model no longer has.
+
+        Raises:
+            InvalidRequestError: a weight was replaced by another tensor, for instance by
+                ``load_state_dict(assign=True)``; its rows would be saved as they were before.
+        """
+        for table in self.tables:
+            if any(module.weight is not table.parameter for module in table.modules):
+                raise InvalidRequestError(
+                    "a table's weight was replaced by another tensor",
+                    table=table.name,
+                    todo="make the Checkpointer after the model is complete",
+                )
+
     def full_bytes(self) -> int:
         """What all rows with their state take in fp32."""
         return sum(schema.rows * schema.row_bytes for schema in self.schemas())

@@ -173,6 +173,7 @@ class Checkpointer:
         catalog = self._writer.catalog
         entry = catalog.checkpoint(step)
         schemas = catalog.schema_of(entry)
+        self._state.check_parameters()
         self._state.check_schemas(schemas)
         self._is_torn = True
         started = time.perf_counter()
@@ -235,6 +236,7 @@ class Checkpointer:
         if self._writer.settle():
             self._at = self.steps[-1]
         history = self._history()
+        self._state.check_parameters()
         if self.settings.tracking == LOOKUP:
             check_lookups_suffice(self._state.tables, self._state.model)
         schemas = self._state.schemas()

@@ -186,6 +186,16 @@ def test_weight_decay_switched_on_later_is_refused_at_the_next_save(tmp_path: Pa
             ck.save()
 
 
+def test_replaced_weight_is_refused_not_saved_as_it_was(tmp_path: Path) -> None:
+    model, optimizers = build("sgd")
+    with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers) as ck:
+        ck.save().durable()
+        model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
+        ck.step()
+        with pytest.raises(hf.InvalidRequestError, match=r"replaced.*users\.weight"):
+            ck.save()
+
+
 def test_rows_edited_by_hand_are_caught_unless_declared(tmp_path: Path) -> None:
     model, optimizers = build("sgd")
     with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers, **EXACT) as ck:
