@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from holdfast.checkpoint.run import CheckpointInfo, Rows, Run, open
     from holdfast.checkpoint.strategy import Strategy
     from holdfast.checkpoint.verify import VerifyReport, verify
-    from holdfast.checkpoint.writer import Save, SaveStats
+    from holdfast.checkpoint.save import Save, SaveStats
     from holdfast.errors import (
         ConflictError,
         CorruptDataError,
@@ -68,7 +68,7 @@ _HOMES = {
     "checkpoint.run": ("CheckpointInfo", "Rows", "Run", "open"),
     "checkpoint.strategy": ("Strategy",),
     "checkpoint.verify": ("VerifyReport", "verify"),
-    "checkpoint.writer": ("Save", "SaveStats"),
+    "checkpoint.save": ("Save", "SaveStats"),
     "errors": (
         "ConflictError",
         "CorruptDataError",

@@ -41,7 +41,7 @@ class KernelsCompiled(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOpened(Event):
-    """A writer took over a run."""
+    """A checkpointer found the run at a url, or none yet."""
 
     kind: ClassVar[str] = "run_opened"
     url: str
@@ -85,7 +85,7 @@ class SaveStaged(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveProgress(Event):
-    """Part of a snapshot is encoded and handed to storage."""
+    """Part of a snapshot is encoded and handed to storage: rows and bytes so far."""
 
     kind: ClassVar[str] = "save_progress"
     step: int
@@ -234,7 +234,7 @@ def json_lines(path: str | Path) -> Sink:
 
 
 class EventLog:
-    """Stamps events with the time and hands them to every sink, in order, from any thread."""
+    """Stamps events with the time and hands them to every sink, from any thread."""
 
     def __init__(
         self, sinks: Iterable[Sink] = (), *, clock: Callable[[], float] = time.time
@@ -252,9 +252,12 @@ class EventLog:
         """Report a fact; never raises."""
         stamped = dataclasses.replace(event, time=self._clock())
         with self._lock:
-            for sink in tuple(self._sinks):
-                try:
-                    sink(stamped)
-                except Exception as error:  # a sink is a foreign edge
-                    self._sinks.remove(sink)
-                    print(f"holdfast: event sink dropped: {error!r}", file=sys.stderr)
+            sinks = tuple(self._sinks)
+        # Called without the lock: a sink may emit, or wait for a thread that does.
+        for sink in sinks:
+            try:
+                sink(stamped)
+            except Exception as error:  # a sink is a foreign edge
+                with self._lock:
+                    self._sinks = [kept for kept in self._sinks if kept is not sink]
+                print(f"holdfast: event sink dropped: {error!r}", file=sys.stderr)

@@ -15,6 +15,7 @@ Not here: which rows changed (checkpoint/tracker.py), how rows become bytes (che
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from holdfast.errors import InvalidRequestError
+from holdfast.errors import CorruptDataError, InvalidRequestError
 from holdfast.kernels import rows as row_kernels
 
 WEIGHT = "weight"
@@ -146,8 +147,9 @@ def is_row_state(value: object, rows: int) -> bool:
         isinstance(value, torch.Tensor)
         and value.layout == torch.strided
         and value.dtype == torch.float32
-        and value.ndim in (1, 2)
+        and value.ndim >= 1
         and value.shape[0] == rows
+        and value.numel() >= rows
         and value.is_contiguous()
     )
 
@@ -170,12 +172,13 @@ def find_tables(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = 
     Two modules that share one weight are one table. Embeddings that are not fp32 and contiguous
     are not tables: they go along whole as dense state.
     """
-    owner = {
-        id(parameter): optimizer
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
+    owner: dict[int, torch.optim.Optimizer] = {}
+    shared: set[int] = set()
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if owner.setdefault(id(parameter), optimizer) is not optimizer:
+                    shared.add(id(parameter))
     found: dict[int, Table] = {}
     for path, module in model.named_modules():
         if not _is_table(module):
@@ -185,6 +188,10 @@ def find_tables(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = 
             found[id(weight)].modules.append(module)
             continue
         name = f"{path}.weight" if path else "weight"
+        if id(weight) in shared:
+            raise InvalidRequestError(
+                "a table is in two optimizers", table=name, todo="give each table one optimizer"
+            )
         found[id(weight)] = Table(name, weight, [module], owner.get(id(weight)))
     return list(found.values())
 
@@ -220,7 +227,10 @@ class ModelState:
                 ``load_state_dict(assign=True)``; its rows would be saved as they were before.
         """
         for table in self.tables:
-            if any(module.weight is not table.parameter for module in table.modules):
+            if any(
+                module.weight is not table.parameter or not _is_table(module)
+                for module in table.modules
+            ):
                 raise InvalidRequestError(
                     "a table's weight was replaced by another tensor",
                     table=table.name,
@@ -241,6 +251,10 @@ class ModelState:
         return {
             "model": model,
             "optimizers": {name: self._dense_of(opt) for name, opt in self.optimizers.items()},
+            "row_state_shapes": {
+                table.name: {key: list(t.shape) for key, t in table.state_tensors().items()}
+                for table in self.tables
+            },
         }
 
     def _dense_of(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -322,27 +336,30 @@ class ModelState:
                 missing=absent,
                 unexpected=list(result.unexpected_keys),
             )
-        wanted = {schema.name: schema.columns[1:] for schema in schemas}
+        shapes = dense["row_state_shapes"]
+        for schema in schemas:
+            for column in schema.columns[1:]:
+                shape = shapes[schema.name][column.name]
+                if shape[0] != schema.rows or math.prod(shape) != schema.rows * column.width:
+                    raise CorruptDataError("row state has another shape than its column",
+                                           table=schema.name, column=column.name)  # fmt: skip
         for name, optimizer in self.optimizers.items():
-            self._load_optimizer(optimizer, dense["optimizers"][name], wanted)
+            self._load_optimizer(optimizer, dense["optimizers"][name], shapes)
 
     def _load_optimizer(
         self,
         optimizer: torch.optim.Optimizer,
         packed: Mapping[str, Any],
-        wanted: Mapping[str, tuple[Column, ...]],
+        shapes: Mapping[str, Mapping[str, Sequence[int]]],
     ) -> None:
         state = {index: dict(entries) for index, entries in packed["state"].items()}
         for index, table in self._tables_by_index(optimizer).items():
             existing = table.state_tensors()
-            for column in wanted.get(table.name, ()):
-                tensor = existing.get(column.name)
-                if tensor is None or tensor.numel() != table.rows * column.width:
-                    like = table.parameter
-                    same_width = column.width == table.width
-                    shape = (table.rows, column.width) if same_width else (table.rows,)
-                    tensor = torch.zeros(shape, dtype=torch.float32, device=like.device)
-                state.setdefault(index, {})[column.name] = tensor
+            for key, shape in shapes.get(table.name, {}).items():
+                tensor = existing.get(key)
+                if tensor is None or list(tensor.shape) != list(shape):
+                    tensor = torch.zeros(*shape, device=table.parameter.device)
+                state.setdefault(index, {})[key] = tensor
         try:
             optimizer.load_state_dict({"state": state, "param_groups": packed["param_groups"]})
         except ValueError as error:

@@ -443,16 +443,21 @@ def commit(storage: Storage, catalog: Catalog) -> None:
     except ConflictError as error:
         if _is_ours(storage, name, data):
             return  # an earlier try was carried out although its answer was lost
-        raise ConflictError(
-            "another writer committed to this run",
-            catalog=name,
-            url=storage.url,
-            todo="stop one of the two trainings, or give each its own url",
-        ) from error
+        raise conflict(storage, catalog.number) from error
     except UnavailableError:
         if _is_ours(storage, name, data):
             return
         raise
+
+
+def conflict(storage: Storage, number: int) -> ConflictError:
+    """What a writer is told that has lost the run to another."""
+    return ConflictError(
+        "another writer committed to this run",
+        catalog=name_of(number),
+        url=storage.url,
+        todo="stop one of the two trainings, or give each its own url",
+    )
 
 
 def _is_ours(storage: Storage, name: str, data: bytes) -> bool:

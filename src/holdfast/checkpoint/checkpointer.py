@@ -16,10 +16,13 @@ Invariants:
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import functools
 import os
-import threading
+import sys
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
@@ -37,11 +40,14 @@ from holdfast.checkpoint.baseline import (
     deltas_since,
     plan_checkpoint,
 )
-from holdfast.checkpoint.catalog import BASE, Catalog, SegmentEntry
+from holdfast.checkpoint.catalog import BASE, Catalog
+from holdfast.checkpoint.load import load_checkpoint
 from holdfast.checkpoint.retention import as_keep
+from holdfast.checkpoint.run import as_ids
+from holdfast.checkpoint.save import Save, make_order
 from holdfast.checkpoint.selection import Selection
 from holdfast.checkpoint.settings import CANCEL, make_settings, open_log
-from holdfast.checkpoint.snapshot import load_rng_state, take_dense, take_rows
+from holdfast.checkpoint.snapshot import take_dense, take_rows
 from holdfast.checkpoint.staging import StagingPool, default_bytes_max
 from holdfast.checkpoint.strategy import CodecPlan, as_strategy, plan_codec
 from holdfast.checkpoint.tracker import (
@@ -52,12 +58,11 @@ from holdfast.checkpoint.tracker import (
     make_tracker,
 )
 from holdfast.checkpoint.warm import warm_kernels
-from holdfast.checkpoint.writer import RunWriter, Save, SaveOrder
-from holdfast.errors import CorruptDataError, HoldfastError, InvalidRequestError
-from holdfast.kernels import bitmap
+from holdfast.checkpoint.writer import RunWriter
+from holdfast.errors import HoldfastError, InvalidRequestError
 from holdfast.storage import open_storage
 from holdfast.storage.base import Storage
-from holdfast.tables import ModelState
+from holdfast.tables import ModelState, TableSchema
 
 READER = "reader"
 
@@ -92,9 +97,6 @@ class Checkpointer:
         self._reader = reader
         self._plan_codec(restores=0)  # a bad codec is refused here, not at the first save
         self._log = open_log(self.settings)
-        self._tracker = make_tracker(self.settings.tracking, self._state.tables, model)
-        self._cursor = self._tracker.cursor()
-        self._canary = Canary(self._state.tables) if self.settings.tracking == LOOKUP else None
         self._storage = _as_storage(url, self.settings.storage_options)
         self._writer = RunWriter(
             self._storage,
@@ -102,11 +104,17 @@ class Checkpointer:
             log=self._log,
             clock=self.settings.clock,
         )
+        self._is_tracking_lookups = self.settings.tracking == LOOKUP and self._has_deltas
+        tables = self._state.tables if self._has_deltas else []
+        self._tracker = make_tracker(self.settings.tracking, tables, model)
+        self._cursor = self._tracker.cursor()
+        self._canary = Canary(tables if self._is_tracking_lookups else [])
         full_bytes = self._state.full_bytes()
         self._pool = StagingPool(self.settings.staging_bytes_max or default_bytes_max(full_bytes))
-        workers = self.settings.threads or min(8, os.cpu_count() or 1)
-        self._copiers = ThreadPoolExecutor(workers, "holdfast-copy")
-        self._encoders = ThreadPoolExecutor(workers, "holdfast-encode")
+        self._threads = self.settings.threads or restores.default_threads()
+        self._copiers = ThreadPoolExecutor(self._threads, "holdfast-copy")
+        self._encoders = ThreadPoolExecutor(self._threads, "holdfast-encode")
+        self._last_save: Save | None = None
         self._running: Save | None = None
         self._claim: Marks | None = None
         self._step = 0
@@ -128,9 +136,15 @@ class Checkpointer:
                 last_step=last.step if last else None,
             )
         )
+        self._exit_report = functools.partial(_report_at_exit, weakref.ref(self))
+        atexit.register(self._exit_report)
         self._grant()
 
     # What a training loop calls.
+
+    @property
+    def _has_deltas(self) -> bool:
+        return deltas_since(self._strategy.base) is not None
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -150,6 +164,9 @@ class Checkpointer:
             CorruptDataError: the checkpoint is damaged; ``restore`` an older step instead.
             InvalidRequestError: it is of another model.
         """
+        self._check_open()
+        self._finish_running()
+        self._settle_commit()
         last = self._writer.catalog.last
         if last is None:
             return 0
@@ -170,6 +187,7 @@ class Checkpointer:
         """
         self._check_open()
         self._finish_running()
+        self._settle_commit()
         catalog = self._writer.catalog
         entry = catalog.checkpoint(step)
         schemas = catalog.schema_of(entry)
@@ -177,25 +195,21 @@ class Checkpointer:
         self._state.check_schemas(schemas)
         self._is_torn = True
         started = time.perf_counter()
-        restores.check_objects(self._storage, catalog, [entry.dense])
-        dense = restores.read_dense(self._storage, entry.dense)
-        self._load_dense(dense, schemas)
-        changed, stats = self._load_rows(catalog, step)
+        loaded = load_checkpoint(self._storage, catalog, entry, self._state, self._extras)
         self._step = step
         self._at = step
         self._is_torn = False
         self._discard_later = discard_later
         self._tracker.reset()
-        if self._canary is not None:
-            self._canary.reset()
+        self._canary.reset()
         if deltas_since(self._strategy.base) == SINCE_BASE:
-            self._cursor.give_back(changed)
+            self._cursor.give_back(loaded.changed)
         self._writer.catalog = dataclasses.replace(catalog, restores=catalog.restores + 1)
         self._log.emit(
             events.Restored(
                 step=step,
-                rows=stats.rows,
-                bytes=stats.bytes + entry.dense.bytes,
+                rows=loaded.rows,
+                bytes=loaded.bytes,
                 seconds=time.perf_counter() - started,
                 restores=self._writer.catalog.restores,
             )
@@ -210,17 +224,20 @@ class Checkpointer:
             HoldfastError: a background save failed since the last call.
         """
         self._check_open()
-        self._report_finished()
         self._step += 1
         every = self.settings.every
-        if every is None or self._step % every:
-            return None
-        save = self.save()
-        self._grant()
-        return save
+        is_due = every is not None and self._step % every == 0
+        try:
+            self._report_finished()
+            return self.save() if is_due else None
+        finally:
+            if is_due:
+                self._grant()
 
     def save(self) -> Save:
         """Take a checkpoint now; returns when the snapshot is in memory.
+
+        A step that is saved already is not saved again: its save is returned.
 
         Raises:
             HoldfastError: an earlier save failed, or this one cannot start.
@@ -232,12 +249,14 @@ class Checkpointer:
                 todo="restore a step that is sound, or start the process again",
             )
         started = time.perf_counter()
+        last = self._last_save
+        if last is not None and last.step == self._step and (not last.is_done or not last.error):
+            return last
         self._finish_running(cancel=self.settings.on_busy == CANCEL)
-        if self._writer.settle():
-            self._at = self.steps[-1]
+        self._settle_commit()
         history = self._history()
         self._state.check_parameters()
-        if self.settings.tracking == LOOKUP:
+        if self._is_tracking_lookups:
             check_lookups_suffice(self._state.tables, self._state.model)
         schemas = self._state.schemas()
         plan = self._plan(history, schemas)
@@ -245,27 +264,24 @@ class Checkpointer:
         self._log.emit(
             events.SaveStarted(step=self._step, checkpoint=plan.kind, reason=plan.reason)
         )
-        selections = self._select(plan)
-        row_counts = [selection.rows for selection in selections]
-        order = SaveOrder(
-            step=self._step,
-            kind=plan.kind,
-            base=self._step if plan.kind == BASE else _last_base(history),
-            replaces_since=_last_base(history) if plan.since == SINCE_BASE else None,
-            reason=plan.reason,
-            schemas=schemas,
-            codecs=codecs,
-            rows=sum(row_counts),
-            staged_bytes=sum(
-                rows * schema.row_bytes for rows, schema in zip(row_counts, schemas, strict=True)
-            ),
-            keep=self._keep,
-        )
-        self._writer.catalog = history
-        self._pool.begin()
-        save = Save(order, self._writer, pool=self._pool, encoders=self._encoders)
-        self._running = save
         try:
+            selections = self._select(plan)
+            order = make_order(
+                plan,
+                history=history,
+                schemas=schemas,
+                codecs=codecs,
+                selections=selections,
+                step=self._step,
+                keep=self._keep,
+            )
+            save = self._running = self._last_save = Save(
+                order,
+                self._writer,
+                pool=self._pool,
+                encoders=self._encoders,
+                depth=self._threads + 1,
+            )
             dense = take_dense(self._state, self._extras)
             take_rows(
                 self._state.tables,
@@ -275,12 +291,14 @@ class Checkpointer:
                 threads=self._copiers,
                 out=save.parts,
             )
+            stall_s = time.perf_counter() - started
+            save.finish_staging(dense, stall_s)
         except BaseException as error:
-            save.abandon(error)
+            # Also an interrupt: what was claimed is given back, and nothing is left waiting.
+            if self._running is not None:
+                self._running.abandon(error)
             self._settle_running()
             raise
-        stall_s = time.perf_counter() - started
-        save.finish_staging(dense, stall_s)
         self._log.emit(
             events.SaveStaged(
                 step=self._step, rows=order.rows, bytes=order.staged_bytes, stall_s=stall_s
@@ -294,13 +312,12 @@ class Checkpointer:
         Raises:
             InvalidRequestError: no such table, or ids outside it.
         """
-        rows = {t.name: t.rows for t in self._state.tables}
-        if table not in rows:
-            raise InvalidRequestError("no such table", table=table, tables=sorted(rows))
-        ids_N = np.asarray(ids, np.int64).reshape(-1)
-        if ids_N.size and not (int(ids_N.min()) >= 0 and int(ids_N.max()) < rows[table]):
-            raise InvalidRequestError("row ids outside the table", table=table, rows=rows[table])
-        self._tracker.mark(table, ids_N)
+        schemas = {schema.name: schema for schema in self._state.schemas()}
+        if table not in schemas:
+            raise InvalidRequestError("no such table", table=table, tables=sorted(schemas))
+        if isinstance(ids, torch.Tensor):
+            ids = ids.detach().cpu().numpy().reshape(-1)
+        self._tracker.mark(table, as_ids(ids, schemas[table]))
 
     def wait(self) -> None:
         """Wait until no save is running.
@@ -322,6 +339,7 @@ class Checkpointer:
         try:
             self._finish_running()
         finally:
+            atexit.unregister(self._exit_report)
             self._tracker.close()
             self._copiers.shutdown()
             self._encoders.shutdown()
@@ -337,9 +355,10 @@ class Checkpointer:
     ) -> None:
         try:
             self.close()
-        except HoldfastError:
+        except HoldfastError as failure:
             if error is None:  # the body's own error comes first
                 raise
+            error.add_note(f"holdfast: the last save failed too: {failure}")
 
     # How it decides.
 
@@ -388,8 +407,6 @@ class Checkpointer:
                     last_step=last.step,
                     todo="pass discard_later=True to ck.restore() to drop them, or give a new url",
                 )
-            later = tuple(step for step in catalog.steps if step > self._at)
-            self._log.emit(events.CheckpointsDropped(steps=later, reason="rewind"))
             catalog = catalog.rewound(self._at)
             last = catalog.last
         if last is not None and last.step >= self._step:
@@ -401,7 +418,7 @@ class Checkpointer:
             )
         return catalog
 
-    def _plan(self, history: Catalog, schemas: tuple[Any, ...]) -> CheckpointPlan:
+    def _plan(self, history: Catalog, schemas: tuple[TableSchema, ...]) -> CheckpointPlan:
         last = history.last
         if last is None:
             return plan_checkpoint(self._strategy.base, None)
@@ -413,21 +430,17 @@ class Checkpointer:
         )
 
     def _select(self, plan: CheckpointPlan) -> list[Selection]:
-        is_moving_on = plan.since != SINCE_BASE
-        marks = self._cursor.advance() if is_moving_on else self._cursor.peek()
-        if self._canary is not None:
-            try:
-                self._canary.check(marks)
-            except InvalidRequestError:
-                if is_moving_on:
-                    self._cursor.give_back(marks)
-                raise
-            if is_moving_on:
-                self._canary.reset()
-        self._claim = marks if is_moving_on else None
         tables = self._state.tables
+        if plan.since == SINCE_BASE:
+            marks = self._cursor.peek()
+        else:
+            marks = self._claim = self._cursor.advance()
         if plan.kind == BASE:
+            self._canary.reset()
             return [Selection(table.rows) for table in tables]
+        self._canary.check(marks)
+        if plan.since != SINCE_BASE:
+            self._canary.reset()
         return [Selection(table.rows, marks[table.name]) for table in tables]
 
     # How it settles what happened in the background.
@@ -452,58 +465,24 @@ class Checkpointer:
             raise save.error
 
     def _settle_running(self) -> None:
+        """Draw the conclusions of a save that is over: the one place where lineage moves on."""
         save, self._running = self._running, None
         claim, self._claim = self._claim, None
-        assert save is not None
-        if save.error is None:
+        if save is not None and save.is_committed:
             self._at = save.step
             self._discard_later = False
         elif claim is not None:
             self._cursor.give_back(claim)
 
+    def _settle_commit(self) -> None:
+        """A commit whose answer was lost: if it was carried out, the model descends from it."""
+        if self._writer.settle():
+            self._at = self._writer.catalog.steps[-1]
+            self._discard_later = False
+
     def _check_open(self) -> None:
         if self._is_closed:
             raise InvalidRequestError("the checkpointer is closed", todo="make a new one")
-
-    # How it loads.
-
-    def _load_dense(self, dense: Any, schemas: tuple[Any, ...]) -> None:
-        try:
-            extras = dense["extras"]
-            rng = dense["rng"]
-            parts = {"model": dense["model"], "optimizers": dense["optimizers"]}
-        except (KeyError, TypeError) as error:
-            raise CorruptDataError("dense state lacks a part") from error
-        missing = sorted(set(self._extras) ^ set(extras))
-        if missing:
-            raise InvalidRequestError(
-                "the checkpoint was taken with another reader or other extras",
-                checkpoint=sorted(extras),
-                given=sorted(self._extras),
-                todo="pass the same reader= and extras=",
-            )
-        self._state.load_dense(parts, schemas)
-        for name, item in self._extras.items():
-            item.load_state_dict(extras[name])
-        load_rng_state(rng)
-
-    def _load_rows(self, catalog: Catalog, step: int) -> tuple[Marks, restores.RestoreStats]:
-        """Fill the tables; which rows came from deltas, since those differ from the base."""
-        base = catalog.checkpoint(step).base
-        changed = {table.name: bitmap.new(table.rows) for table in self._state.tables}
-        lock = threading.Lock()
-
-        def note(entry: SegmentEntry, ids_N: np.ndarray) -> None:
-            if entry.born > base:
-                words_W = changed[entry.table]
-                with lock:
-                    bitmap.mark(words_W, ids_N, words_W.size * 64)
-
-        targets = {table.name: table.arrays() for table in self._state.tables}
-        stats = restores.restore_rows(self._storage, catalog, step, targets, on_ids=note)
-        for table in self._state.tables:
-            table.load_arrays(targets[table.name])
-        return changed, stats
 
     def _grant(self) -> None:
         """Tell the reader how many batches to read until the next checkpoint."""
@@ -511,6 +490,14 @@ class Checkpointer:
         every = self.settings.every
         if grant is not None and every is not None:
             grant(every - self._step % every)
+
+
+def _report_at_exit(reference: weakref.ref[Checkpointer]) -> None:
+    """Nothing is swallowed: a last save that failed after the last ``step()`` is printed."""
+    checkpointer = reference()
+    save = None if checkpointer is None else checkpointer._running
+    if save is not None and save.error is not None and not save.is_reported:
+        print(f"holdfast: the last save failed: {save.error}", file=sys.stderr)
 
 
 def _check_stateful(name: str, item: Any) -> None:
@@ -529,9 +516,3 @@ def _as_storage(
     if isinstance(url, str | os.PathLike):
         return open_storage(os.fspath(url), **dict(options or {}))
     return url
-
-
-def _last_base(catalog: Catalog) -> int:
-    last = catalog.last
-    assert last is not None
-    return last.base

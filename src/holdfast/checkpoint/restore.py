@@ -16,7 +16,6 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from holdfast.checkpoint.catalog import Catalog, SegmentEntry
 from holdfast.checkpoint.checksum import as_hex, checksum
 from holdfast.checkpoint.object import Extent, read_index
 from holdfast.checkpoint.segment import Segment, header_bytes, parse_header, parse_ids
-from holdfast.errors import CorruptDataError
+from holdfast.errors import CorruptDataError, DataLossError
 from holdfast.kernels import bitmap
 from holdfast.storage.base import Storage
 from holdfast.tables import TableSchema
@@ -43,7 +42,6 @@ class RestoreStats:
 
     rows: int
     bytes: int
-    seconds: float
 
 
 def default_threads() -> int:
@@ -101,6 +99,29 @@ def check_objects(storage: Storage, catalog: Catalog, extents: Iterable[Extent])
                 )
 
 
+def check_complete(catalog: Catalog, step: int) -> None:
+    """Make sure that a base stands behind every row, before a restore trusts it.
+
+    Raises:
+        DataLossError: names the table whose rows are not all there.
+    """
+    entry = catalog.checkpoint(step)
+    found: dict[str, int] = {}
+    for segment in catalog.alive(step):
+        if segment.born == entry.base:
+            found[segment.table] = found.get(segment.table, 0) + segment.rows
+    for schema in catalog.schema_of(entry):
+        if found.get(schema.name, 0) != schema.rows:
+            raise DataLossError(
+                "the catalog does not hold every row",
+                step=step,
+                table=schema.name,
+                rows=schema.rows,
+                found=found.get(schema.name, 0),
+                todo="restore another step",
+            )
+
+
 class SegmentReader:
     """Reads whole segments, one reused buffer a thread."""
 
@@ -145,7 +166,7 @@ def restore_rows(
     Raises:
         CorruptDataError: the targets are then partly overwritten.
     """
-    started = time.perf_counter()
+    check_complete(catalog, step)
     schemas = {t.name: t for t in catalog.schema_of(catalog.checkpoint(step))}
     segments = [s for s in catalog.alive(step) if s.table in targets]
     check_objects(storage, catalog, (s.extent for s in segments))
@@ -166,7 +187,6 @@ def restore_rows(
     return RestoreStats(
         rows=sum(s.rows for s in segments),
         bytes=sum(s.extent.bytes for s in segments),
-        seconds=time.perf_counter() - started,
     )
 
 
@@ -177,6 +197,7 @@ def read_rows(
 
     Reads only segments whose range of ids can hold one of them.
     """
+    check_complete(catalog, step)
     columns = [np.empty((len(ids_N), c.width), np.float32) for c in schema.columns]
     if not len(ids_N):
         return columns

@@ -29,9 +29,10 @@ class Keep:
     def __post_init__(self) -> None:
         for name in ("last", "every", "days"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not value > 0):
+            is_whole = name == "days" or (isinstance(value, int) and not isinstance(value, bool))
+            if value is not None and (isinstance(value, bool) or not is_whole or not value > 0):
                 raise InvalidRequestError(
-                    "a retention rule must be positive",
+                    "a retention rule must be positive (last and every whole numbers)",
                     rule=name,
                     value=value,
                     todo="leave it out to switch the rule off",

@@ -6,7 +6,7 @@ Invariant: a ``Run`` shows one catalog; ``reload`` moves it to the newest.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,7 +119,7 @@ class Run:
             InvalidRequestError: ids outside the table.
         """
         schema = self._schema(step, table)
-        wanted = _as_ids(rows, schema)
+        wanted = as_ids(rows, schema)
         ids_N, back = np.unique(wanted, return_inverse=True)
         columns = restore.read_rows(self.storage, self.catalog, step, schema, ids_N)
         if not np.array_equal(ids_N, wanted):
@@ -175,7 +175,14 @@ class Run:
         raise NotFoundError("no such table", table=table, tables=[t.name for t in schemas])
 
 
-def _as_ids(rows: slice | range | np.ndarray | list[int] | None, schema: TableSchema) -> np.ndarray:
+def as_ids(
+    rows: slice | range | Sequence[int] | np.ndarray | None, schema: TableSchema
+) -> np.ndarray:
+    """Row ids from what a user passes.
+
+    Raises:
+        InvalidRequestError: not integers, or outside the table.
+    """
     if rows is None:
         return np.arange(schema.rows)
     if isinstance(rows, slice):

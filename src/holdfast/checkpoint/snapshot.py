@@ -3,7 +3,8 @@
     selections -> staged parts (buffers of the staging pool) -> a queue the writer empties
 
 Invariants:
-- When ``take`` returns, nothing that will be stored shares memory with the model.
+- When ``take_dense`` and ``take_rows`` return, nothing that will be stored shares memory with the
+  model.
 - Parts enter the queue in the order of tables and rows, so equal snapshots give equal objects.
 
 Not here: which rows (selection.py), what happens to the parts (writer.py).
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import queue
 import random
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -88,7 +90,7 @@ def take_rows(
     Returns when all are copied. Waits for the writer only where the pool is too small for the
     whole selection.
     """
-    copies: list[Future[StagedPart]] = []
+    copies: deque[Future[StagedPart]] = deque()
     for table, schema, selection in zip(tables, schemas, selections, strict=True):
         rows_max = max(1, CHUNK_BYTES // schema.row_bytes)
         for part in selection.parts(rows_max):
@@ -96,6 +98,8 @@ def take_rows(
             copy = threads.submit(_copy, table, schema, part, buffer)
             out.put(Staging(buffer, copy))
             copies.append(copy)
+            while copies[0].done() and len(copies) > 1:
+                copies.popleft().result()  # a finished copy must not keep its buffer alive
     for copy in copies:
         copy.result()
 

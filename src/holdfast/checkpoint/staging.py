@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -37,13 +38,15 @@ class StagingPool:
         self._out = 0
         self._peak = 0
         self._failure: BaseException | None = None
+        self._on_starved: Callable[[], None] = lambda: None
         self._changed = threading.Condition()
 
-    def begin(self) -> None:
-        """Start a snapshot: forget an earlier failure."""
+    def begin(self, on_starved: Callable[[], None]) -> None:
+        """Start a snapshot, all buffers being back; ``on_starved`` hears when it has to wait."""
         with self._changed:
             self._failure = None
-            self._peak = self._out
+            self._on_starved = on_starved
+            self._out = self._peak = 0
 
     def acquire(self, size: int) -> Buffer:
         """A buffer of at least ``size`` bytes; waits while the pool is exhausted."""
@@ -51,6 +54,7 @@ class StagingPool:
         size = CHUNK_BYTES if CHUNK_BYTES // 4 < size <= CHUNK_BYTES else size
         with self._changed:
             while self._failure is None and self._out and self._out + size > self.bytes_max:
+                self._on_starved()
                 self._changed.wait()
             if self._failure is not None:
                 raise self._failure

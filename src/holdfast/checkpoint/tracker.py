@@ -1,11 +1,12 @@
-"""Which rows may have changed: one bit a row, marked where rows are looked up.
+"""Which rows may have changed: one bit a row, marked when the optimizer moves them.
 
-    forward pass -> mark -> cursor.peek / cursor.advance -> selection
+    lookup -> gradient -> optimizer.step -> mark -> cursor.peek / cursor.advance -> selection
 
-Two trackers with one interface. ``LookupTracker`` marks the rows that training looks up; it costs a
-bit a row and next to no time, and holds for optimizers that move only rows with a gradient.
-``HashTracker`` compares a hash of every row with the one before; it costs 8 bytes a row and a pass
-over the tables at each checkpoint, and holds for any optimizer.
+Two trackers with one interface. ``LookupTracker`` marks the rows that training looked up, at the
+moment the optimizer applies their gradient; it costs a bit a row and next to no time, and holds for
+optimizers that move only rows with a gradient. ``HashTracker`` compares a hash of every row with
+the one before; it costs 8 bytes a row and a pass over the tables at each checkpoint, and holds for
+any optimizer.
 
 Invariants:
 - A row that changed is never missed: rows are marked in excess, never in want.
@@ -20,7 +21,7 @@ Not here: which of the changed rows to save (selection.py).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,6 +40,9 @@ Ids = npt.NDArray[np.int64]  # or int32: the kernels take both
 Marks = dict[str, Words]
 
 LOOKUP, HASH = "lookup", "hash"
+
+# Lookups between two optimizer steps (gradient accumulation) before they are merged into one set.
+_LOOKUPS_MAX = 64
 
 
 class Cursor(Protocol):
@@ -78,23 +82,29 @@ class Tracker(Protocol):
 
 
 class LookupTracker:
-    """Marks the rows that training looks up."""
+    """Marks the rows whose gradient an optimizer has just applied.
+
+    Sparse gradients name their rows. For dense gradients the lookups since the last step are
+    remembered by a forward hook; a gradient that no lookup explains (a compiled model, a
+    functional call) is searched for rows that are not zero.
+    """
 
     def __init__(self, tables: Iterable[Table]) -> None:
-        self._rows = {table.name: table.rows for table in tables}
+        self._tables = list(tables)
+        self._rows = {table.name: table.rows for table in self._tables}
         self._live: Marks = {name: bitmap.new(rows) for name, rows in self._rows.items()}
         self._pending: dict[LookupCursor, Marks] = {}
+        self._looked_up: dict[str, list[Ids]] = {table.name: [] for table in self._tables}
         self._lock = threading.Lock()
         self._hooks: list[RemovableHandle] = []
-        for table in tables:
+        for table in self._tables:
             for module in table.modules:
-                self._hooks.append(_watch(module, self._marker(table.name)))
-
-    def _marker(self, table: str) -> Callable[[torch.Tensor], None]:
-        def mark(ids: torch.Tensor) -> None:
-            self.mark(table, ids.detach().cpu().contiguous().view(-1).numpy())
-
-        return mark
+                if getattr(module, "max_norm", None) is not None:
+                    self._hooks.append(_watch(module, _Marker(self, table.name)))
+                if not all(module.sparse for module in table.modules):
+                    self._hooks.append(_watch(module, _Noter(self, table.name)))
+        for optimizer in _unique(table.optimizer for table in self._tables):
+            self._hooks.append(optimizer.register_step_post_hook(_Stepped(self)))
 
     def cursor(self) -> LookupCursor:
         """A new reader that starts now."""
@@ -109,6 +119,30 @@ class LookupTracker:
         """Declare rows changed."""
         with self._lock:
             bitmap.mark(self._live[table], ids_N, self._rows[table])
+
+    def note_lookup(self, table: str, ids_N: Ids) -> None:
+        """Remember rows that the next optimizer step will change, if it has a dense gradient."""
+        with self._lock:
+            noted = self._looked_up[table]
+            noted.append(ids_N)
+            if len(noted) > _LOOKUPS_MAX:
+                noted[:] = [np.unique(np.concatenate(noted))]
+
+    def note_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Mark what an optimizer has just changed."""
+        for table in self._tables:
+            gradient = table.parameter.grad
+            if table.optimizer is not optimizer or gradient is None:
+                continue
+            if gradient.is_sparse:
+                self.mark(table.name, _host_ids(gradient._indices()[0]))
+                continue
+            with self._lock:
+                noted, self._looked_up[table.name] = self._looked_up[table.name], []
+            if not noted:
+                noted = [_host_ids(gradient.count_nonzero(dim=1).nonzero())]
+            for ids_N in noted:
+                self.mark(table.name, ids_N)
 
     def reset(self) -> None:
         """Forget every change, for every cursor."""
@@ -131,15 +165,18 @@ class LookupTracker:
 
     def _peek(self, cursor: LookupCursor) -> Marks:
         with self._lock:
-            seen = {name: words.copy() for name, words in self._live.items()}
-            _union(seen, self._pending[cursor])
-        return seen
+            return self._seen_by(cursor)
 
     def _advance(self, cursor: LookupCursor) -> Marks:
-        seen = self._peek(cursor)
         with self._lock:
+            seen = self._seen_by(cursor)
             self._pending[cursor] = {}
             self._fold(skip=cursor)
+        return seen
+
+    def _seen_by(self, cursor: LookupCursor) -> Marks:
+        seen = {name: words.copy() for name, words in self._live.items()}
+        _union(seen, self._pending[cursor])
         return seen
 
     def _give_back(self, cursor: LookupCursor, marks: Mapping[str, Words]) -> None:
@@ -186,25 +223,70 @@ def _union(into: Marks, marks: Mapping[str, Words]) -> None:
             into[name] = words_W.copy()
 
 
-def _watch(module: nn.Module, mark: Callable[[torch.Tensor], None]) -> RemovableHandle:
-    """Call ``mark`` with the ids of every lookup that can change rows.
+def _unique(
+    optimizers: Iterable[torch.optim.Optimizer | None],
+) -> Iterable[torch.optim.Optimizer]:
+    return {id(item): item for item in optimizers if item is not None}.values()
+
+
+def _host_ids(ids: torch.Tensor) -> Ids:
+    found: Ids = ids.detach().cpu().contiguous().view(-1).numpy()
+    return found
+
+
+class _Hook:
+    """A hook that a copied or pickled model carries along without effect."""
+
+    def __init__(self, tracker: LookupTracker | None, table: str = "") -> None:
+        self.tracker = tracker
+        self.table = table
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (None, self.table)
+
+
+class _Marker(_Hook):
+    def __call__(self, ids: torch.Tensor) -> None:
+        if self.tracker is not None:
+            self.tracker.mark(self.table, _host_ids(ids))
+
+
+class _Noter(_Hook):
+    def __call__(self, ids: torch.Tensor) -> None:
+        if self.tracker is not None:
+            self.tracker.note_lookup(self.table, _host_ids(ids))
+
+
+class _Stepped(_Hook):
+    def __call__(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self.tracker is not None:
+            self.tracker.note_step(optimizer)
+
+
+class _AfterForward:
+    """Passes on the ids of every lookup that can change rows.
 
     In training mode that is the forward pass. In eval mode rows change only if a backward pass
-    follows after all (fine-tuning with dropout off), so the mark waits for it. ``max_norm``
+    follows after all (fine-tuning with dropout off), so the note waits for it. ``max_norm``
     rewrites rows in any forward pass.
     """
-    rewrites = module.max_norm is not None
 
-    def after_forward(
-        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    def __init__(self, note: _Hook) -> None:
+        self.note: Any = note
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
         ids = args[0] if args else kwargs["input"]
-        if rewrites or (module.training and torch.is_grad_enabled()):
-            mark(ids)
+        if isinstance(self.note, _Marker) or (module.training and torch.is_grad_enabled()):
+            self.note(ids)
         elif isinstance(output, torch.Tensor) and output.requires_grad:
-            output.register_hook(lambda _gradient: mark(ids))  # type: ignore[no-untyped-call]
+            note = self.note
+            output.register_hook(lambda _gradient: note(ids))  # type: ignore[no-untyped-call]
 
-    return module.register_forward_hook(after_forward, with_kwargs=True)
+
+def _watch(module: nn.Module, note: _Hook) -> RemovableHandle:
+    return module.register_forward_hook(_AfterForward(note), with_kwargs=True)
 
 
 class HashTracker:
@@ -277,9 +359,12 @@ class HashCursor:
 
 def hash_table(table: Table, ids_N: Ids | None = None) -> npt.NDArray[np.uint64]:
     """A hash of every row with its state, or of some rows."""
-    arrays = table.arrays()
-    if ids_N is not None:
-        arrays = [array[ids_N] for array in arrays]
+    if ids_N is None:
+        arrays = table.arrays()
+    else:
+        widths = [column.width for column in table.schema().columns]
+        arrays = [np.empty((len(ids_N), width), np.float32) for width in widths]
+        table.gather(ids_N, arrays)
     hashes_N = np.zeros(len(arrays[0]), np.uint64)
     for array_ND in arrays:
         row_kernels.hash_rows(array_ND, hashes_N)
@@ -311,7 +396,7 @@ class Canary:
 
     def _remember(self, table: Table) -> None:
         hashes = hash_table(table, self._ids[table.name])
-        self._hashes[table.name] = (len(table.arrays()), hashes)
+        self._hashes[table.name] = (len(table.schema().columns), hashes)
 
     def check(self, marks: Mapping[str, Words]) -> None:
         """Compare the rows that are not marked with what they were.
@@ -321,7 +406,7 @@ class Canary:
         """
         for table in self._tables:
             columns, known = self._hashes[table.name]
-            if columns != len(table.arrays()):
+            if columns != len(table.schema().columns):
                 continue  # row state appeared since: the next checkpoint is a base anyway
             ids_N = self._ids[table.name]
             changed = hash_table(table, ids_N) != known
@@ -348,7 +433,7 @@ def find_unseen_movers(tables: Iterable[Table], all_parameters: nn.Module) -> li
     for table in tables:
         if not table.parameter.requires_grad:
             continue
-        reason = _unseen_mover(table)
+        reason = _unseen_mover(table) or _foreign_forward(table)
         shared = owners.get(id(table.parameter))
         if reason is None and shared:
             reason = f"its weight is shared with {shared[0]}, which changes rows without a lookup"
@@ -357,15 +442,22 @@ def find_unseen_movers(tables: Iterable[Table], all_parameters: nn.Module) -> li
     return reasons
 
 
+def _foreign_forward(table: Table) -> str | None:
+    known = (nn.Embedding.forward, nn.EmbeddingBag.forward)
+    if all(module.sparse for module in table.modules):
+        return None  # sparse gradients name their rows, whatever forward does
+    if all(type(module).forward in known for module in table.modules):
+        return None
+    return "its module has a forward() of its own, which may look up other rows than it is given"
+
+
 def _unseen_mover(table: Table) -> str | None:
     optimizer = table.optimizer
-    if optimizer is None:
+    groups = [] if optimizer is None else optimizer.param_groups
+    owning = [g for g in groups if any(p is table.parameter for p in g["params"])]
+    if not owning:
         return "no optimizer was given that updates it"
-    group = next(
-        group
-        for group in optimizer.param_groups
-        if any(parameter is table.parameter for parameter in group["params"])
-    )
+    group = owning[0]
     kind = type(optimizer).__name__
     if type(optimizer) not in (torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam):
         return f"{kind} may move rows that were not looked up"

@@ -59,7 +59,7 @@ def flatten(tree: object) -> tuple[Any, dict[str, torch.Tensor]]:
                 }
             return {"x": keep(value.detach())}
         if isinstance(value, np.ndarray):
-            return {"n": keep(torch.from_numpy(np.ascontiguousarray(_storable(value, path))))}
+            return {"n": keep(torch.from_numpy(_storable(value, path).copy(order="C")))}
         if isinstance(value, np.generic):
             return {"s": [keep(torch.from_numpy(np.atleast_1d(_storable(value, path))))]}
         if isinstance(value, bytes):

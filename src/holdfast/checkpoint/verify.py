@@ -6,6 +6,7 @@ found; verification goes on after a damage, so one pass names them all.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from holdfast.checkpoint import restore
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.object import read_index
 from holdfast.errors import CorruptDataError, HoldfastError, NotFoundError
+from holdfast.storage import open_storage
 from holdfast.storage.base import Storage
 
 
@@ -45,13 +47,16 @@ class VerifyReport:
 
 
 def verify(
-    storage: Storage, *, on_progress: Callable[[int, int], None] = lambda done, total: None
+    run: str | os.PathLike[str] | Storage,
+    *,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> VerifyReport:
     """Check every catalog, object, segment and row of a run.
 
     Raises:
         NotFoundError: there is no run.
     """
+    storage = open_storage(os.fspath(run)) if isinstance(run, str | os.PathLike) else run
     damages: list[Damage] = []
     existing = catalogs.numbers(storage)
     if not existing:
@@ -67,6 +72,11 @@ def verify(
             damages.append(Damage(name, str(error), ()))
     if newest is None:
         return VerifyReport(len(existing), 0, 0, read_bytes, tuple(damages))
+    for step in newest.steps:
+        try:
+            restore.check_complete(newest, step)
+        except HoldfastError as error:
+            damages.append(Damage(catalogs.name_of(newest.number), str(error), (step,)))
     total = sum(size for _, size in newest.objects)
     done = 0
     segments = 0
@@ -107,7 +117,12 @@ def _object_damages(storage: Storage, catalog: Catalog, name: str) -> Iterator[D
         try:
             if index.get(entry.extent.offset) != entry.extent:
                 raise CorruptDataError("catalog and object disagree", where=entry.extent.describe())
-            schema = schemas[(catalog.checkpoint(readers[0]).base, entry.table)]
+            if not readers:
+                raise CorruptDataError("no checkpoint reads it", where=entry.extent.describe())
+            found = schemas.get((catalog.checkpoint(readers[0]).base, entry.table))
+            if found is None:
+                raise CorruptDataError("segment of an unknown table", table=entry.table)
+            schema = found
             segment = reader.read(entry, schema)
             segment.ids()
             for column in range(len(schema.columns)):

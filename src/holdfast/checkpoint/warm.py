@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from holdfast.checkpoint.save import column_codecs
 from holdfast.checkpoint.segment import Segment, encode_segment
 from holdfast.checkpoint.strategy import CodecPlan
-from holdfast.checkpoint.writer import column_codecs
 from holdfast.kernels import bitmap
 from holdfast.kernels import rows as row_kernels
 from holdfast.tables import TableSchema

@@ -213,11 +213,16 @@ class FolderWriter:
         with self._aborting(), _reporting("close", self._name, str(self._root)):
             os.fsync(self._fd)
             self._link(path)
-            self._temporary.unlink(missing_ok=True)
-            for folder in path.parents:
-                _sync_folder(folder)
-                if folder == self._root:
-                    break
+            try:
+                self._temporary.unlink(missing_ok=True)
+                for folder in path.parents:
+                    _sync_folder(folder)
+                    if folder == self._root:
+                        break
+            except BaseException:
+                # Visible but not durable must not be taken for done: the name goes again.
+                path.unlink(missing_ok=True)
+                raise
         self._release()
 
     def abort(self) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,51 +22,120 @@ def rows_of(marks: Marks, table: str, rows: int = 1000) -> list[int]:
     return list(bitmap.ids(marks[table], 0, rows))
 
 
-def make() -> tuple[nn.ModuleDict, LookupTracker]:
-    model = nn.ModuleDict({"a": nn.Embedding(1000, 4), "b": nn.EmbeddingBag(500, 4, mode="sum")})
-    return model, LookupTracker(find_tables(model))
+class Trained:
+    """Two tables, trained by lookups: marks appear when the optimizer has stepped."""
+
+    def __init__(self, *, sparse: bool = True) -> None:
+        self.model = nn.ModuleDict(
+            {
+                "a": nn.Embedding(1000, 4, sparse=sparse),
+                "b": nn.EmbeddingBag(500, 4, mode="sum", sparse=sparse),
+            }
+        )
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.tracker = LookupTracker(find_tables(self.model, [self.optimizer]))
+
+    def backward(self, name: str, *args: Any, **kwargs: Any) -> None:
+        self.model[name](*args, **kwargs).sum().backward()
+
+    def step(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def train(self, *ids: int) -> None:
+        self.backward("a", torch.tensor(ids))
+        self.step()
 
 
-def test_lookups_of_all_forms_are_marked() -> None:
-    model, tracker = make()
-    cursor = tracker.cursor()
-    model["a"](torch.tensor([[1, 2], [3, 999]]))
-    model["a"](input=torch.tensor(7))
-    model["a"](torch.tensor([5, 6], dtype=torch.int32))
-    model["b"](torch.tensor([10, 11, 12]), torch.tensor([0, 2]))
-    model["b"](torch.arange(40).view(2, 20)[:, ::2])
+both = pytest.mark.parametrize("sparse", [True, False])
+
+
+@both
+def test_lookups_of_all_forms_are_marked(sparse: bool) -> None:
+    it = Trained(sparse=sparse)
+    cursor = it.tracker.cursor()
+    it.backward("a", torch.tensor([[1, 2], [3, 999]]))
+    it.backward("a", input=torch.tensor(7))
+    it.backward("a", torch.tensor([5, 6], dtype=torch.int32))
+    it.backward("b", torch.tensor([10, 11, 12]), torch.tensor([0, 2]))
+    it.backward("b", torch.arange(40).view(2, 20)[:, ::2])
+    assert rows_of(cursor.peek(), "a.weight") == []
+    it.step()
     seen = cursor.advance()
     assert rows_of(seen, "a.weight") == [1, 2, 3, 5, 6, 7, 999]
     assert rows_of(seen, "b.weight") == sorted({10, 11, 12, *range(0, 40, 2)})
     assert rows_of(cursor.peek(), "a.weight") == []
 
 
-def test_inference_is_not_marked_and_max_norm_always_is() -> None:
-    model, tracker = make()
-    cursor = tracker.cursor()
+@both
+def test_inference_is_not_marked(sparse: bool) -> None:
+    it = Trained(sparse=sparse)
+    cursor = it.tracker.cursor()
     with torch.no_grad():
-        model["a"](torch.tensor([1]))
-    model.eval()
-    model["a"](torch.tensor([2]))
-    assert rows_of(cursor.peek(), "a.weight") == []
-    model["a"](torch.tensor([3])).sum().backward()
+        it.model["a"](torch.tensor([1]))
+    it.model.eval()
+    it.model["a"](torch.tensor([2]))
+    it.backward("a", torch.tensor([3]))  # fine-tuning in eval mode does change rows
+    it.step()
     assert rows_of(cursor.peek(), "a.weight") == [3]
-    renormed = nn.Embedding(10, 4, max_norm=1.0)
-    tracker = LookupTracker(find_tables(renormed))
-    cursor = tracker.cursor()
+
+
+def test_max_norm_rewrites_rows_in_any_forward_pass() -> None:
+    model = nn.Embedding(10, 4, max_norm=1.0)
+    cursor = LookupTracker(find_tables(model)).cursor()
     with torch.no_grad():
-        renormed(torch.tensor([4]))
+        model(torch.tensor([4]))
     assert rows_of(cursor.peek(), "weight", 10) == [4]
 
 
+@both
+def test_rows_looked_up_before_a_checkpoint_and_stepped_after_it_are_not_lost(sparse: bool) -> None:
+    it = Trained(sparse=sparse)
+    cursor = it.tracker.cursor()
+    it.backward("a", torch.tensor([100]))
+    cursor.advance()
+    it.backward("a", torch.tensor([200]))
+    it.step()
+    assert rows_of(cursor.advance(), "a.weight") == [100, 200]
+
+
+@both
+def test_gradients_that_no_module_call_explains_are_seen(sparse: bool) -> None:
+    it = Trained(sparse=sparse)
+    cursor = it.tracker.cursor()
+    weight = it.model["a"].weight
+    nn.functional.embedding(torch.tensor([8, 9]), weight, sparse=sparse).sum().backward()
+    it.step()
+    assert rows_of(cursor.advance(), "a.weight") == [8, 9]
+
+
+def test_many_lookups_between_two_steps_are_all_kept() -> None:
+    it = Trained(sparse=False)
+    cursor = it.tracker.cursor()
+    for row in range(300):
+        it.backward("a", torch.tensor([row]))
+    it.step()
+    assert rows_of(cursor.advance(), "a.weight") == list(range(300))
+
+
+def test_watched_model_can_be_copied_and_stored_whole() -> None:
+    it = Trained(sparse=False)
+    cursor = it.tracker.cursor()
+    twin = copy.deepcopy(it.model)
+    torch.save(it.model, io.BytesIO())
+    twin["a"](torch.tensor([1])).sum().backward()
+    assert rows_of(cursor.peek(), "a.weight") == []
+
+
 def test_cursors_are_independent() -> None:
-    model, tracker = make()
+    it = Trained()
+    tracker = it.tracker
     first = tracker.cursor()
-    model["a"](torch.tensor([1]))
+    it.train(1)
     second = tracker.cursor()
-    model["a"](torch.tensor([2]))
+    it.train(2)
     assert rows_of(first.advance(), "a.weight") == [1, 2]
-    model["a"](torch.tensor([3]))
+    it.train(3)
     assert rows_of(second.peek(), "a.weight") == [2, 3]
     assert rows_of(first.advance(), "a.weight") == [3]
     assert rows_of(second.advance(), "a.weight") == [2, 3]
@@ -71,29 +143,32 @@ def test_cursors_are_independent() -> None:
 
 
 def test_what_is_given_back_is_seen_again_by_that_cursor_alone() -> None:
-    model, tracker = make()
+    it = Trained()
+    tracker = it.tracker
     first, second = tracker.cursor(), tracker.cursor()
-    model["a"](torch.tensor([1]))
+    it.train(1)
     taken = first.advance()
     second.advance()
     first.give_back(taken)
-    model["a"](torch.tensor([9]))
+    it.train(9)
     assert rows_of(first.advance(), "a.weight") == [1, 9]
     assert rows_of(first.advance(), "a.weight") == []
     assert rows_of(second.advance(), "a.weight") == [9]
 
 
 def test_one_cursor_costs_a_bit_a_row() -> None:
-    model = nn.Embedding(1_000_000, 64)
-    tracker = LookupTracker(find_tables(model))
+    model = nn.Embedding(1_000_000, 64, sparse=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracker = LookupTracker(find_tables(model, [optimizer]))
     cursor = tracker.cursor()
-    model(torch.tensor([1, 2, 3]))
-    cursor.advance()
+    model(torch.tensor([1, 2, 3])).sum().backward()
+    optimizer.step()
+    assert rows_of(cursor.advance(), "weight") == [1, 2, 3]
     assert tracker.bytes <= 0.0005 * model.weight.nbytes
 
 
 def test_marks_of_many_threads_are_all_kept() -> None:
-    _model, tracker = make()
+    tracker = Trained().tracker
     cursor = tracker.cursor()
 
     def mark(start: int) -> None:
@@ -109,21 +184,23 @@ def test_marks_of_many_threads_are_all_kept() -> None:
 
 
 def test_closed_tracker_leaves_the_model_alone() -> None:
-    model, tracker = make()
+    it = Trained()
+    tracker = it.tracker
     cursor = tracker.cursor()
     tracker.close()
-    model["a"](torch.tensor([1]))
+    it.train(1)
     assert rows_of(cursor.peek(), "a.weight") == []
 
 
 def test_shared_weight_is_one_table_watched_in_both_places() -> None:
     model = nn.ModuleDict({"x": nn.Embedding(20, 4), "y": nn.Embedding(20, 4)})
     model["y"].weight = model["x"].weight
-    tables = find_tables(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tables = find_tables(model, [optimizer])
     assert [table.name for table in tables] == ["x.weight"]
     cursor = LookupTracker(tables).cursor()
-    model["x"](torch.tensor([1]))
-    model["y"](torch.tensor([2]))
+    (model["x"](torch.tensor([1])) + model["y"](torch.tensor([2]))).sum().backward()
+    optimizer.step()
     assert rows_of(cursor.peek(), "x.weight", 20) == [1, 2]
 
 

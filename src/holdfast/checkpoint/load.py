@@ -1,0 +1,89 @@
+"""Load a checkpoint into a live model: dense state, reader and extras, random state, rows.
+
+Invariants:
+- The model's structure is checked before anything of it is overwritten.
+- After an error the model is partly overwritten; the checkpointer then refuses to save it.
+
+Not here: reading and decoding rows (restore.py), which step to load (checkpointer.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from holdfast.checkpoint import restore
+from holdfast.checkpoint.catalog import Catalog, CheckpointEntry, SegmentEntry
+from holdfast.checkpoint.snapshot import load_rng_state
+from holdfast.checkpoint.tracker import Marks
+from holdfast.errors import CorruptDataError, InvalidRequestError
+from holdfast.kernels import bitmap
+from holdfast.storage.base import Storage
+from holdfast.tables import ModelState
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What was loaded, and which rows differ from the base."""
+
+    rows: int
+    bytes: int
+    changed: Marks
+
+
+def load_checkpoint(
+    storage: Storage,
+    catalog: Catalog,
+    entry: CheckpointEntry,
+    state: ModelState,
+    extras: Mapping[str, Any],
+) -> Loaded:
+    """Bring a model to the state of a checkpoint.
+
+    Raises:
+        InvalidRequestError: the checkpoint is of another model, reader or extras.
+        CorruptDataError: names what is damaged.
+    """
+    restore.check_objects(storage, catalog, [entry.dense])
+    dense = restore.read_dense(storage, entry.dense)
+    try:
+        stored_extras, rng = dense["extras"], dense["rng"]
+        parts = {name: dense[name] for name in ("model", "optimizers", "row_state_shapes")}
+    except (KeyError, TypeError) as error:
+        raise CorruptDataError("dense state lacks a part", where=entry.dense.describe()) from error
+    if set(extras) != set(stored_extras):
+        raise InvalidRequestError(
+            "the checkpoint was taken with another reader or other extras",
+            checkpoint=sorted(stored_extras),
+            given=sorted(extras),
+            todo="pass the same reader= and extras=",
+        )
+    state.load_dense(parts, catalog.schema_of(entry))
+    for name, item in extras.items():
+        item.load_state_dict(stored_extras[name])
+    changed, stats = _load_rows(storage, catalog, entry, state)
+    load_rng_state(rng)
+    return Loaded(stats.rows, stats.bytes + entry.dense.bytes, changed)
+
+
+def _load_rows(
+    storage: Storage, catalog: Catalog, entry: CheckpointEntry, state: ModelState
+) -> tuple[Marks, restore.RestoreStats]:
+    changed = {table.name: bitmap.new(table.rows) for table in state.tables}
+    lock = threading.Lock()
+
+    def note(segment: SegmentEntry, ids_N: np.ndarray) -> None:
+        if segment.born > entry.base:
+            words_W = changed[segment.table]
+            with lock:
+                bitmap.mark(words_W, ids_N, words_W.size * 64)
+
+    targets = {table.name: table.arrays() for table in state.tables}
+    stats = restore.restore_rows(storage, catalog, entry.step, targets, on_ids=note)
+    for table in state.tables:
+        table.load_arrays(targets[table.name])
+    return changed, stats

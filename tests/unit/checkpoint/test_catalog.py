@@ -1,0 +1,141 @@
+"""Catalogs: what is alive at a step, what a commit promises, what a rewind and retention leave."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint import catalog as catalogs
+from holdfast.checkpoint.catalog import BASE, DELTA, Catalog, CheckpointEntry, SegmentEntry
+from holdfast.checkpoint.object import Extent, object_name
+from holdfast.errors import ConflictError, CorruptDataError, NotFoundError, UnavailableError
+from holdfast.storage import Storage, open_storage
+from holdfast.storage.fault import Fault, FaultyStorage, When
+from holdfast.tables import Column, TableSchema
+
+SCHEMA = (TableSchema("t", 10, (Column("weight", 2),)),)
+
+
+def grown(catalog: Catalog, step: int, kind: str, *, since: int | None = None) -> Catalog:
+    """The catalog with one more checkpoint of ten rows."""
+    name = object_name(step, 0, "aa")
+    last = catalog.last
+    base = step if kind == BASE or last is None else last.base
+    extent = Extent(name, 16, 100, step)
+    entry = CheckpointEntry(
+        step=step, ordinal=0 if last is None else last.ordinal + 1, kind=kind, base=base, schema=0,
+        time=1.0 * step, codec="fp32", state_codec="auto", rows=10, row_bytes=100, bytes=300,
+        full_bytes=80, stall_s=0.0, reason="", dense=Extent(name, 116, 20, step + 1),
+    )  # fmt: skip
+    segment = SegmentEntry("t", step, None, 10, 0, 9, extent)
+    return catalog.with_checkpoint(entry, (segment,), (name, 300), replaces_since=since)
+
+
+def start() -> Catalog:
+    return Catalog(run="r", number=1, writer="w", schemas=(SCHEMA,))
+
+
+def births(catalog: Catalog, step: int) -> list[int]:
+    return [segment.born for segment in catalog.alive(step)]
+
+
+def names(catalog: Catalog) -> set[str]:
+    return {name for name, _ in catalog.objects}
+
+
+def test_consecutive_deltas_pile_up_and_a_base_ends_them() -> None:
+    catalog = grown(grown(grown(start(), 2, BASE), 4, DELTA), 6, DELTA)
+    catalog = grown(catalog, 8, BASE)
+    assert [births(catalog, step) for step in (2, 4, 6, 8)] == [[2], [2, 4], [2, 4, 6], [8]]
+    assert catalog.growth == ((8, 100),)
+
+
+def test_delta_since_the_base_replaces_the_deltas_before_it() -> None:
+    catalog = grown(grown(grown(start(), 2, BASE), 4, DELTA, since=2), 6, DELTA, since=2)
+    assert [births(catalog, step) for step in (2, 4, 6)] == [[2], [2, 4], [2, 6]]
+    kept = catalog.keeping(frozenset({6}))
+    assert births(kept, 6) == [2, 6]
+    assert names(kept) == {object_name(2, 0, "aa"), object_name(6, 0, "aa")}
+
+
+def test_retention_keeps_what_a_kept_step_needs() -> None:
+    catalog = grown(grown(grown(start(), 2, BASE), 4, DELTA), 6, DELTA)
+    kept = catalog.keeping(frozenset({6}))
+    assert births(kept, 6) == [2, 4, 6]
+    assert len(kept.objects) == 3
+    after_base = grown(kept, 8, BASE).keeping(frozenset({8}))
+    assert names(after_base) == {object_name(8, 0, "aa")}
+
+
+def test_rewind_revives_what_later_steps_had_replaced() -> None:
+    catalog = grown(grown(grown(start(), 2, BASE), 4, DELTA, since=2), 6, DELTA, since=2)
+    catalog = grown(catalog, 8, BASE)
+    back = catalog.rewound(4)
+    assert back.steps == (2, 4)
+    assert births(back, 4) == [2, 4]
+    assert all(segment.died is None for segment in back.segments)
+    assert back.growth == ((2, 100), (4, 100))
+    assert [(r.to, r.last) for r in back.rewinds] == [(4, 8)]
+    again = grown(back, 5, DELTA, since=2)
+    assert [births(again, step) for step in (2, 4, 5)] == [[2], [2, 4], [2, 5]]
+
+
+def test_catalog_returns_from_bytes() -> None:
+    catalog = grown(grown(grown(start(), 2, BASE), 4, DELTA, since=2), 6, DELTA, since=2)
+    catalog = grown(catalog.rewound(4), 7, DELTA, since=2)
+    assert catalogs.from_bytes(catalogs.to_bytes(catalog)) == catalog
+    assert catalogs.to_bytes(catalog) == catalogs.to_bytes(catalog)
+
+
+def test_unknown_format_is_refused_by_number() -> None:
+    data = catalogs.to_bytes(start()).replace(b"holdfast-catalog 1 ", b"holdfast-catalog 2 ", 1)
+    with pytest.raises(CorruptDataError, match=r"unknown format.*2"):
+        catalogs.from_bytes(data)
+
+
+def test_missing_step_is_told_with_those_that_exist() -> None:
+    with pytest.raises(NotFoundError, match=r"step=5 steps=\[2, 4\]"):
+        grown(grown(start(), 2, BASE), 4, DELTA).checkpoint(5)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return open_storage(str(tmp_path))
+
+
+def test_of_two_commits_of_one_number_one_wins(storage: Storage) -> None:
+    mine = grown(start(), 2, BASE)
+    catalogs.commit(storage, mine)
+    catalogs.commit(storage, mine)  # repeated after a lost answer: still ours
+    with pytest.raises(ConflictError, match="another writer"):
+        catalogs.commit(storage, dataclasses.replace(mine, writer="other"))
+    assert catalogs.load_last(storage) == mine
+
+
+@pytest.mark.parametrize("when", [When.BEFORE, When.AFTER])
+def test_lost_answer_is_settled_by_reading_back(storage: Storage, when: When) -> None:
+    faulty = FaultyStorage(storage, Fault.outage(1, when))
+    if when is When.AFTER:
+        catalogs.commit(faulty, start())
+        assert catalogs.load_last(storage) == start()
+    else:
+        with pytest.raises(UnavailableError):
+            catalogs.commit(faulty, start())
+        assert catalogs.load_last(storage) is None
+
+
+def test_catalog_under_another_number_is_refused(storage: Storage) -> None:
+    storage.put_if_absent(catalogs.name_of(2), catalogs.to_bytes(start()))
+    with pytest.raises(CorruptDataError, match="wrong number"):
+        catalogs.load_last(storage)
+
+
+@pytest.mark.parametrize("name", ["7.json", "notes.json", "00000009.json.bak", "٠٠٠٠٠٠٠٩.json"])
+def test_foreign_files_beside_the_catalogs_do_not_hide_them(
+    storage: Storage, tmp_path: Path, name: str
+) -> None:
+    catalogs.commit(storage, start())
+    (tmp_path / "catalog" / name).write_bytes(b"not ours")
+    assert catalogs.load_last(storage) == start()
