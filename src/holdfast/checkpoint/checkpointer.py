@@ -44,7 +44,7 @@ from holdfast.checkpoint.catalog import BASE, Catalog
 from holdfast.checkpoint.load import load_checkpoint
 from holdfast.checkpoint.retention import as_keep
 from holdfast.checkpoint.run import as_ids
-from holdfast.checkpoint.save import Save, make_order
+from holdfast.checkpoint.save import Save, make_order, state_codec_name
 from holdfast.checkpoint.selection import Selection
 from holdfast.checkpoint.settings import CANCEL, make_settings, open_log
 from holdfast.checkpoint.snapshot import take_dense, take_rows
@@ -260,7 +260,7 @@ class Checkpointer:
             check_lookups_suffice(self._state.tables, self._state.model)
         schemas = self._state.schemas()
         plan = self._plan(history, schemas)
-        codecs = self._choose_codecs(history.restores)
+        codecs = self._choose_codecs(history.restores, schemas)
         self._log.emit(
             events.SaveStarted(step=self._step, checkpoint=plan.kind, reason=plan.reason)
         )
@@ -371,13 +371,15 @@ class Checkpointer:
             table=self.settings.bits_table,
         )
 
-    def _choose_codecs(self, restores: int) -> CodecPlan:
+    def _choose_codecs(self, restores: int, schemas: Sequence[TableSchema]) -> CodecPlan:
         plan = self._plan_codec(restores=restores)
         if plan != self._codecs:
             self._codecs = plan
             self._log.emit(
                 events.CodecChosen(
-                    codec=plan.weights.name, state_codec=plan.state_name, reason=plan.reason
+                    codec=plan.weights.name,
+                    state_codec=state_codec_name(schemas, plan),
+                    reason=plan.reason,
                 )
             )
         return plan

@@ -362,7 +362,7 @@ class Save:
             schema=0,
             time=self._writer.clock(),
             codec=order.codecs.weights.name,
-            state_codec=order.codecs.state_name,
+            state_codec=state_codec_name(order.schemas, order.codecs),
             rows=sum(segment.rows for segment in segments),
             row_bytes=sum(segment.extent.bytes for segment in segments),
             bytes=size,
@@ -421,6 +421,12 @@ def column_codecs(schema: TableSchema, plan: CodecPlan) -> list[Codec]:
         plan.for_column(index, is_non_negative=column.name in _NON_NEGATIVE)
         for index, column in enumerate(schema.columns)
     ]
+
+
+def state_codec_name(schemas: Sequence[TableSchema], plan: CodecPlan) -> str:
+    """How row state is stored, for people: every codec in use, or none where there is no state."""
+    names = {codec.name for schema in schemas for codec in column_codecs(schema, plan)[1:]}
+    return "+".join(sorted(names)) or "none"
 
 
 def _with_schema(catalog: Catalog, schemas: tuple[TableSchema, ...]) -> Catalog:

@@ -58,11 +58,6 @@ class CodecPlan:
             return self.state
         return default_state_codec(self.weights, is_non_negative=is_non_negative)
 
-    @property
-    def state_name(self) -> str:
-        """What catalogs and people call the row state's codec."""
-        return self.state.name if self.state is not None else "auto"
-
 
 def default_state_codec(weights: Codec, *, is_non_negative: bool) -> Codec:
     """How row state is stored when the user does not say.
