@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 import threading
 import time
@@ -211,20 +212,40 @@ def from_json(line: str) -> Event:
 
 
 def read_events(path: str | Path) -> Iterator[Event]:
-    """Every event of a JSON-lines file; a torn last line (a killed writer) is left out."""
-    with Path(path).open(encoding="utf-8") as lines:
+    """Every event of a JSON-lines file; lines torn by a killed writer are left out."""
+    with Path(path).open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
-            if line.endswith("\n"):
+            if line.endswith("}\n") and is_json(line):
                 yield from_json(line)
 
 
+def is_json(line: str) -> bool:
+    """Whether a line is whole."""
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
 Sink = Callable[[Event], None]
+
+
+def _ends_torn(path: Path) -> bool:
+    if not path.exists() or path.stat().st_size == 0:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
 
 
 def json_lines(path: str | Path) -> Sink:
     """A sink that appends to a file, a whole line at a time, so a kill tears at most the last."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
+    if _ends_torn(target):
+        with target.open("a", encoding="utf-8") as out:
+            out.write("\n")  # what follows must not join a line that a killed writer left
 
     def write(event: Event) -> None:
         with target.open("a", encoding="utf-8") as out:

@@ -37,6 +37,9 @@ def test_file_of_a_killed_writer_reads_up_to_its_last_whole_line(tmp_path: Path)
     with path.open("a") as out:
         out.write('{"kind": "save_fai')
     assert [event.step for event in events.read_events(path)] == [1, 2]  # type: ignore[attr-defined]
+    log = events.EventLog([events.json_lines(path)], clock=lambda: 2.0)
+    log.emit(events.SaveFailed(step=3, error="c"))
+    assert [event.step for event in events.read_events(path)] == [1, 2, 3]  # type: ignore[attr-defined]
 
 
 def test_broken_sink_is_dropped_once_and_the_others_go_on(

@@ -123,7 +123,7 @@ class Checkpointer:
         self._is_torn = False
         self._is_closed = False
         self._codecs: CodecPlan | None = None
-        seconds = warm_kernels(self._state.schemas(), self._plan_codec(restores=0))
+        seconds = warm_kernels(self._plan_codec(restores=0))
         self._log.emit(events.KernelsCompiled(seconds=seconds))
         last = self._writer.catalog.last
         self._log.emit(

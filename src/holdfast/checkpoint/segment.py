@@ -22,6 +22,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -72,7 +73,7 @@ class SegmentHeader:
 class EncodedSegment:
     """A segment ready to be written: its buffers in order, and what the catalog keeps of it."""
 
-    buffers: tuple[object, ...]
+    buffers: tuple[Any, ...]
     bytes: int
     checksum: int
     rows: int
@@ -114,7 +115,7 @@ def encode_segment(
     for codec, section, rows_ND in zip(column_codecs, sections, columns, strict=True):
         head += _COLUMN.pack(codec.wire(), rows_ND.shape[1], 0, section.nbytes)
     head += _SUM.pack(checksum(head))
-    buffers: list[object] = [bytes(head)]
+    buffers: list[Any] = [bytes(head)]
     for part in (id_data, *sections):
         buffers += [part, _padding(part.nbytes)]
     total = len(head) + sum(part.nbytes + (-part.nbytes % ALIGN) for part in (id_data, *sections))

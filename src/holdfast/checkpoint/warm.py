@@ -5,21 +5,19 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterable
 
 import numpy as np
 
-from holdfast.checkpoint.save import column_codecs
+from holdfast.checkpoint.codec import Codec
 from holdfast.checkpoint.segment import Segment, encode_segment
 from holdfast.checkpoint.strategy import CodecPlan
 from holdfast.kernels import bitmap
 from holdfast.kernels import rows as row_kernels
-from holdfast.tables import TableSchema
 
 _PATIENCE_S = 1.0
 
 
-def warm_kernels(schemas: Iterable[TableSchema], codecs: CodecPlan) -> float:
+def warm_kernels(codecs: CodecPlan) -> float:
     """Run every kernel a save and a restore need once, on a few rows; the seconds it took."""
     started = time.perf_counter()
     notice = threading.Timer(
@@ -36,16 +34,23 @@ def warm_kernels(schemas: Iterable[TableSchema], codecs: CodecPlan) -> float:
         bitmap.union_into(words_W, words_W)
         bitmap.ids(words_W, 0, int(bitmap.split(words_W, 2)[-1]))
         bitmap.is_set(words_W, ids_N)
-        for schema in schemas:
-            columns = [np.ones((3, c.width), np.float32) for c in schema.columns]
-            for column_ND in columns:
-                row_kernels.gather(column_ND, ids_N - ids_N, column_ND.copy())
-            for chosen in (ids_N, np.arange(3)):
-                encoded = encode_segment(chosen, columns, column_codecs(schema, codecs))
-                data = b"".join(memoryview(b).cast("B") for b in encoded.buffers)  # type: ignore
-                segment = Segment(memoryview(data), where="memory")
-                target = np.empty((8, schema.columns[0].width), np.float32)
-                segment.decode_into(0, target, segment.ids())
+        # Row state may appear only later: its codecs are needed at the first save all the same.
+        used = {codecs.weights}
+        used |= {codecs.for_column(1, is_non_negative=flag) for flag in (True, False)}
+        for codec in used:
+            _round_trip(codec, ids_N)
+            _round_trip(codec, np.arange(3))
     finally:
         notice.cancel()
     return time.perf_counter() - started
+
+
+def _round_trip(codec: Codec, ids_N: np.ndarray) -> None:
+    table_ND = np.ones((8, 4), np.float32)
+    rows_ND = np.empty((3, 4), np.float32)
+    row_kernels.gather(table_ND, ids_N, rows_ND)
+    row_kernels.hash_rows(rows_ND, np.zeros(3, np.uint64))
+    encoded = encode_segment(ids_N, [rows_ND], [codec])
+    data = b"".join(memoryview(part).cast("B") for part in encoded.buffers if len(part))
+    segment = Segment(memoryview(data), where="memory")
+    segment.decode_into(0, table_ND, segment.ids())

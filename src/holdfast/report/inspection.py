@@ -1,0 +1,229 @@
+"""A stored run: its checkpoints, its tables, what lies dead in it.
+
+Invariant: the value holds every number; what a narrow terminal leaves out is in ``to_dict``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.report import words
+from holdfast.report.layout import add_numbers, make_table
+
+_WIDE = 110  # columns from which on the reasons fit beside the numbers
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointLine:
+    """One checkpoint of a run."""
+
+    step: int
+    kind: str
+    base: int
+    rows: int
+    bytes: int
+    restore_bytes: int
+    full_bytes: int
+    codec: str
+    state_codec: str
+    stall_s: float
+    time: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TableLine:
+    """One table as of a step: its columns, and what a restore reads of it."""
+
+    name: str
+    rows: int
+    columns: tuple[tuple[str, int], ...]
+    fp32_bytes: int
+    stored_rows: int
+    stored_bytes: int
+    dead_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """A run as of one catalog; tables as of one step."""
+
+    url: str
+    run: str
+    catalog: int
+    catalogs: int
+    objects: int
+    objects_bytes: int
+    restores: int
+    now: float
+    step: int
+    checkpoints: tuple[CheckpointLine, ...]
+    tables: tuple[TableLine, ...]
+
+    @property
+    def dead_rows(self) -> int:
+        """Stored rows that a restore of the step reads over: a newer version replaces them."""
+        return sum(table.dead_rows for table in self.tables)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For ``--json``."""
+        fields = dataclasses.asdict(self)
+        for table in fields["tables"]:
+            table["columns"] = [{"name": name, "width": width} for name, width in table["columns"]]
+        fields["dead_rows"] = self.dead_rows
+        return fields
+
+
+def table_lines(
+    schemas: Sequence[tuple[str, int, tuple[tuple[str, int], ...]]],
+    stored: Mapping[str, Sequence[tuple[int, int, int]]],
+) -> tuple[TableLine, ...]:
+    """Lines from (name, rows, columns) and, by table, (rows, bytes, dead rows) of its segments.
+
+    >>> lines = table_lines([("t", 10, (("weight", 4),))], {"t": [(10, 50, 3), (3, 20, 0)]})
+    >>> lines[0].stored_rows, lines[0].stored_bytes, lines[0].dead_rows, lines[0].fp32_bytes
+    (13, 70, 3, 160)
+    """
+    lines = []
+    for name, rows, columns in schemas:
+        segments = stored.get(name, ())
+        lines.append(
+            TableLine(
+                name=name,
+                rows=rows,
+                columns=columns,
+                fp32_bytes=4 * rows * sum(width for _, width in columns),
+                stored_rows=sum(segment[0] for segment in segments),
+                stored_bytes=sum(segment[1] for segment in segments),
+                dead_rows=sum(segment[2] for segment in segments),
+            )
+        )
+    return tuple(lines)
+
+
+def render(seen: Inspection, *, width: int, lines_max: int = 30) -> RenderableType:
+    """Everything, for a terminal of ``width`` columns; at most ``lines_max`` lines a table."""
+    parts: list[RenderableType] = [
+        header(seen),
+        checkpoints_table(seen, width=width, lines_max=lines_max),
+    ]
+    if width < _WIDE and seen.checkpoints:
+        last = seen.checkpoints[-1]
+        parts.append(Text(f"\nwhy step {last.step} is a {last.kind}: {last.reason}", style="dim"))
+    parts += [Text(), tables_table(seen, lines_max=lines_max), Text(), dead_note(seen)]
+    return Group(*parts)
+
+
+def header(seen: Inspection) -> RenderableType:
+    """The run in three lines."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold")
+    grid.add_column(overflow="fold")
+    grid.add_row("run", seen.url)
+    grid.add_row(
+        "stored",
+        f"{words.size(seen.objects_bytes)} in {words.counted(seen.objects, 'object')}, "
+        f"catalog {seen.catalog} ({seen.catalogs} kept)",
+    )
+    grid.add_row("restored", "never" if not seen.restores else words.counted(seen.restores, "time"))
+    return Group(grid, Text())
+
+
+def checkpoints_table(seen: Inspection, *, width: int, lines_max: int = 30) -> Table:
+    """The checkpoints, newest last; the last ``lines_max`` of them."""
+    table = make_table("Checkpoints")
+    table.add_column("step", justify="right", style="cyan", no_wrap=True)
+    table.add_column("kind", no_wrap=True)
+    add_numbers(table, "base", "rows", "size", "of full")
+    table.add_column("codec", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    add_numbers(table, "stall", "age")
+    is_wide = width >= _WIDE
+    if is_wide:
+        table.add_column("reason", overflow="fold", ratio=1, style="dim")
+    hidden = max(0, len(seen.checkpoints) - lines_max)
+    if hidden:
+        table.add_row("…", str(hidden), "more", *[""] * (7 + is_wide), style="dim")
+    for line in seen.checkpoints[hidden:]:
+        cells = [
+            str(line.step),
+            line.kind,
+            "–" if line.kind == "base" else str(line.base),
+            words.count(line.rows),
+            words.size(line.bytes),
+            words.share(line.bytes, line.full_bytes),
+            line.codec,
+            line.state_codec,
+            words.duration(line.stall_s),
+            words.age(seen.now - line.time),
+        ]
+        style = "bold" if line.kind == "base" else None
+        table.add_row(*cells, *([line.reason] if is_wide else []), style=style)
+    return table
+
+
+def tables_table(seen: Inspection, *, lines_max: int = 30) -> Table:
+    """The tables as of the inspected step; the ``lines_max`` largest of them."""
+    table = make_table(f"Tables at step {seen.step}")
+    table.add_column("table", overflow="fold", style="cyan")
+    add_numbers(table, "rows")
+    table.add_column("floats a row", overflow="fold")
+    add_numbers(table, "fp32", "stored", "of fp32", "dead rows")
+    largest = sorted(seen.tables, key=lambda line: -line.fp32_bytes)[:lines_max]
+    for line in seen.tables:
+        if line not in largest:
+            continue
+        table.add_row(
+            line.name,
+            words.count(line.rows),
+            widths(line.columns),
+            words.size(line.fp32_bytes),
+            words.size(line.stored_bytes),
+            words.share(line.stored_bytes, line.fp32_bytes),
+            words.count(line.dead_rows),
+        )
+    if len(largest) < len(seen.tables):
+        smaller = len(seen.tables) - len(largest)
+        table.add_row(f"… {words.counted(smaller, 'smaller table')}", style="dim")
+    table.add_section()
+    fp32_bytes = sum(line.fp32_bytes for line in seen.tables)
+    stored_bytes = sum(line.stored_bytes for line in seen.tables)
+    table.add_row(
+        "all",
+        words.count(sum(line.rows for line in seen.tables)),
+        "",
+        words.size(fp32_bytes),
+        words.size(stored_bytes),
+        words.share(stored_bytes, fp32_bytes),
+        words.count(seen.dead_rows),
+        style="bold",
+    )
+    return table
+
+
+def widths(columns: Sequence[tuple[str, int]]) -> str:
+    """How many floats a row has: its weights, then each kind of row state by name.
+
+    >>> widths([("weight", 16), ("exp_avg", 16), ("exp_avg_sq", 16)])
+    '16 + exp_avg 16 + exp_avg_sq 16'
+    """
+    weight, *state = columns
+    return " + ".join([str(weight[1]), *(f"{name} {width}" for name, width in state)])
+
+
+def dead_note(seen: Inspection) -> Text:
+    """What dead rows mean, with this run's number."""
+    stored = sum(line.stored_rows for line in seen.tables)
+    return Text(
+        f"A restore of step {seen.step} reads {words.count(stored)} stored rows; "
+        f"{words.count(seen.dead_rows)} of them ({words.share(seen.dead_rows, stored)}) are dead: "
+        "a newer segment replaces them.",
+        style="dim",
+    )

@@ -1,0 +1,72 @@
+"""The edge: exit codes, one message, no traceback, quick help."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint.baseline import POLICIES
+from holdfast.checkpoint.strategy import STRATEGIES
+from holdfast.cli import train
+from holdfast.cli.main import run
+from holdfast.recsys import PRESETS
+from holdfast.recsys.train import OPTIMIZERS
+
+
+def test_help_does_not_import_torch() -> None:
+    code = (
+        "import sys\nfrom holdfast.cli.main import run\nassert run(['--help']) == 0\n"
+        "assert 'torch' not in sys.modules and 'numba' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_failure_is_one_line_on_stderr_without_a_traceback(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast.cli.main", "inspect", str(tmp_path / "none")],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("holdfast: no run here. url=")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_failure_with_json_is_an_object_on_stdout(call, tmp_path: Path) -> None:
+    code, data, err = call("verify", tmp_path / "none")
+    assert code == data["exit_code"] == 1
+    assert data["error"]["type"] == "NotFoundError"
+    assert data["error"]["facts"]["url"] == str(tmp_path / "none")
+    assert data["error"]["message"] in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["frobnicate"],
+        ["inspect"],
+        ["inspect", "x", "--step", "three"],
+        ["train", "--model", "gpt"],
+        ["train", "--steps", "0"],
+        ["restore", "x"],
+        ["demo", "--nonsense"],
+    ],
+)
+def test_a_command_written_wrongly_exits_with_2_and_names_the_help(
+    arguments: list[str], call, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == 2
+    assert "--help'" in capsys.readouterr().err
+    code, data, _ = call(*arguments)
+    assert (code, data["error"]["type"]) == (2, "UsageError")
+
+
+def test_the_choices_are_the_librarys() -> None:
+    assert {item.value for item in train.Preset} == set(PRESETS)
+    assert {item.value for item in train.Optimizer} == set(OPTIMIZERS)
+    assert {item.value for item in train.StrategyName} == set(STRATEGIES)
+    assert {item.value for item in train.BasePolicy} == set(POLICIES)
