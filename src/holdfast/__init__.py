@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from holdfast.checkpoint.reader import GrantedLoader
     from holdfast.checkpoint.retention import Keep
     from holdfast.checkpoint.run import CheckpointInfo, Rows, Run, open
+    from holdfast.checkpoint.save import Save, SaveStats
     from holdfast.checkpoint.strategy import Strategy
     from holdfast.checkpoint.verify import VerifyReport, verify
-    from holdfast.checkpoint.save import Save, SaveStats
     from holdfast.errors import (
         ConflictError,
         CorruptDataError,

@@ -21,6 +21,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Self
 
+from holdfast.checkpoint import stored_json
 from holdfast.checkpoint.checksum import as_hex, checksum
 from holdfast.checkpoint.object import Extent
 from holdfast.errors import ConflictError, CorruptDataError, NotFoundError, UnavailableError
@@ -223,7 +224,9 @@ def name_of(number: int) -> str:
 
 def _number_in(name: str) -> int | None:
     digits = name.removeprefix(PREFIX).removesuffix(".json")
-    return int(digits) if name == f"{PREFIX}{digits}.json" and digits.isdecimal() else None
+    if not (digits.isascii() and digits.isdecimal()):
+        return None
+    return int(digits) if name == name_of(int(digits)) else None
 
 
 def to_bytes(catalog: Catalog) -> bytes:
@@ -294,7 +297,7 @@ def from_bytes(data: bytes, *, where: str = "catalog") -> Catalog:
     if words[1] != str(FORMAT).encode():
         raise damaged(f"unknown format {words[1][:8]!r}")
     try:
-        catalog = _parse(json.loads(text))
+        catalog = _parse(stored_json.parse(text))
         _check(catalog)
     except (ValueError, KeyError, TypeError, IndexError, RecursionError, AttributeError) as error:
         raise damaged(f"impossible content ({error!r})"[:200]) from error
@@ -304,18 +307,27 @@ def from_bytes(data: bytes, *, where: str = "catalog") -> Catalog:
 def _parse(body: dict[str, Any]) -> Catalog:
     if body["format"] != FORMAT:
         raise ValueError("format")
-    objects = tuple((_text(name), _count(size)) for name, size in body["objects"])
+    objects = tuple(
+        (stored_json.text(name), stored_json.count(size)) for name, size in body["objects"]
+    )
 
     def extent(place: int, offset: int, size: int, sum_: str) -> Extent:
-        return Extent(objects[_count(place)][0], _count(offset), _count(size), int(sum_, 16))
+        return Extent(
+            objects[stored_json.count(place)][0],
+            stored_json.count(offset),
+            stored_json.count(size),
+            stored_json.checksum(sum_),
+        )
 
-    tables = [_text(name) for name in body["tables"]]
+    tables = [stored_json.text(name) for name in body["tables"]]
     schemas = tuple(
         tuple(
             TableSchema(
-                _text(name),
-                _count(rows),
-                tuple(Column(_text(c), _count(width)) for c, width in columns),
+                stored_json.text(name),
+                stored_json.count(rows),
+                tuple(
+                    Column(stored_json.text(c), stored_json.count(width)) for c, width in columns
+                ),
             )
             for name, rows, columns in schema
         )
@@ -327,45 +339,42 @@ def _parse(body: dict[str, Any]) -> Catalog:
     )
     segments = tuple(
         SegmentEntry(
-            tables[_count(table)],
-            _count(born),
-            None if died is None else _count(died),
-            _count(rows),
-            _count(first),
-            _count(last),
+            tables[stored_json.count(table)],
+            stored_json.count(born),
+            None if died is None else stored_json.count(died),
+            stored_json.count(rows),
+            stored_json.count(first),
+            stored_json.count(last),
             extent(place, offset, size, sum_),
         )
         for table, born, died, rows, first, last, place, offset, size, sum_ in body["segments"]
     )
     return Catalog(
-        run=_text(body["run"]),
-        number=_count(body["number"]),
-        writer=_text(body["writer"]),
-        restores=_count(body["restores"]),
+        run=stored_json.text(body["run"]),
+        number=stored_json.count(body["number"]),
+        writer=stored_json.text(body["writer"]),
+        restores=stored_json.count(body["restores"]),
         schemas=schemas,
         checkpoints=checkpoints,
         segments=segments,
         objects=objects,
-        rewinds=tuple(Rewind(_count(to), _count(last)) for to, last in body["rewinds"]),
-        growth=tuple((_count(step), _count(size)) for step, size in body["growth"]),
+        rewinds=tuple(
+            Rewind(stored_json.count(to), stored_json.count(last)) for to, last in body["rewinds"]
+        ),
+        growth=tuple(
+            (stored_json.count(step), stored_json.count(size)) for step, size in body["growth"]
+        ),
     )
-
-
-def _count(value: object) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 62:
-        raise ValueError(f"not a count: {value!r}")
-    return value
-
-
-def _text(value: object) -> str:
-    if type(value) is not str:
-        raise ValueError(f"not a name: {value!r}")
-    return value
 
 
 def _check(catalog: Catalog) -> None:
     sizes = dict(catalog.objects)
     steps = catalog.steps
+    floats: dict[str, int] = {}  # numbers in a row of each table, in the schema that has fewest
+    for schema in catalog.schemas:
+        for table in schema:
+            row = sum(column.width for column in table.columns)
+            floats[table.name] = min(row, floats.get(table.name, row))
     if list(steps) != sorted(set(steps)):
         raise ValueError("steps are not ascending")
     for schema in catalog.schemas:
@@ -375,14 +384,14 @@ def _check(catalog: Catalog) -> None:
     for entry in catalog.checkpoints:
         for count in (entry.step, entry.ordinal, entry.base, entry.rows, entry.bytes,
                       entry.row_bytes, entry.full_bytes):  # fmt: skip
-            _count(count)
+            stored_json.count(count)
         for text in (entry.kind, entry.codec, entry.state_codec, entry.reason):
-            _text(text)
-        if not isinstance(entry.time, float | int) or not isinstance(entry.stall_s, float | int):
-            raise ValueError("time is not a number")
+            stored_json.text(text)
+        stored_json.number(entry.time)
+        stored_json.number(entry.stall_s)
         if entry.kind not in (BASE, DELTA) or entry.base > entry.step:
             raise ValueError(f"checkpoint of step {entry.step} has an impossible kind or base")
-        catalog.schemas[_count(entry.schema)]
+        catalog.schemas[stored_json.count(entry.schema)]
     extents = [s.extent for s in catalog.segments] + [e.dense for e in catalog.checkpoints]
     for extent in extents:
         if extent.offset + extent.bytes > sizes[extent.object]:
@@ -390,6 +399,10 @@ def _check(catalog: Catalog) -> None:
     for s in catalog.segments:
         if s.rows == 0 or s.last < s.first or s.rows > s.last - s.first + 1:
             raise ValueError("segment has impossible ids")
+        # No codec spends less than 2 bits on a number: what a catalog claims is bounded by bytes
+        # that it must be able to show.
+        if s.rows * floats.get(s.table, 1) > 4 * s.extent.bytes:
+            raise ValueError("segment has more rows than its bytes can hold")
         if s.died is not None and s.died <= s.born:
             raise ValueError("segment died before it was born")
 

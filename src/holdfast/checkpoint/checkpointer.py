@@ -254,6 +254,9 @@ class Checkpointer:
             return last
         self._finish_running(cancel=self.settings.on_busy == CANCEL)
         self._settle_commit()
+        if last is not None and last.step == self._step == self._at:
+            last.confirm()
+            return last
         history = self._history()
         self._state.check_parameters()
         if self._is_tracking_lookups:

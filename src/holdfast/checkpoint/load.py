@@ -20,7 +20,7 @@ from holdfast.checkpoint import restore
 from holdfast.checkpoint.catalog import Catalog, CheckpointEntry, SegmentEntry
 from holdfast.checkpoint.snapshot import load_rng_state
 from holdfast.checkpoint.tracker import Marks
-from holdfast.errors import CorruptDataError, InvalidRequestError
+from holdfast.errors import CorruptDataError, HoldfastError, InvalidRequestError
 from holdfast.kernels import bitmap
 from holdfast.storage.base import Storage
 from holdfast.tables import ModelState
@@ -62,7 +62,14 @@ def load_checkpoint(
             given=sorted(extras),
             todo="pass the same reader= and extras=",
         )
-    state.load_dense(parts, catalog.schema_of(entry))
+    try:
+        state.load_dense(parts, catalog.schema_of(entry))
+    except HoldfastError:
+        raise
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, RuntimeError) as error:
+        raise CorruptDataError(
+            "dense state does not fit the model", where=entry.dense.describe()
+        ) from error
     for name, item in extras.items():
         item.load_state_dict(stored_extras[name])
     changed, stats = _load_rows(storage, catalog, entry, state)

@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.checkpoint import stored_json
 from holdfast.checkpoint.checksum import as_hex, checksum
 from holdfast.errors import CorruptDataError
 from holdfast.storage.base import ObjectWriter, Storage
@@ -136,13 +137,16 @@ def read_index(storage: Storage, name: str, total_bytes: int) -> dict[int, Exten
     if checksum(footer) != footer_sum:
         raise damaged("checksum mismatch in footer")
     try:
-        parsed = json.loads(footer)
-        if parsed["format"] != FORMAT:
+        parsed = stored_json.parse(footer)
+        if stored_json.count(parsed["format"]) != FORMAT:
             raise damaged("unknown format", format=parsed["format"], known=FORMAT)
-        extents = [
-            Extent(name, int(offset), int(length), int(sum_, 16))
-            for _, _, offset, length, sum_ in parsed["segments"]
-        ]
+        extents = []
+        for kind, label, offset, length, sum_ in parsed["segments"]:
+            if kind not in (ROWS, DENSE):
+                raise ValueError(f"unknown kind of segment {kind!r:.40}")
+            stored_json.text(label)
+            place = stored_json.count(offset), stored_json.count(length)
+            extents.append(Extent(name, *place, stored_json.checksum(sum_)))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise damaged("footer is not an index") from error
     end = len(HEAD)

@@ -100,14 +100,24 @@ def check_objects(storage: Storage, catalog: Catalog, extents: Iterable[Extent])
 
 
 def check_complete(catalog: Catalog, step: int) -> None:
-    """Make sure that a base stands behind every row, before a restore trusts it.
+    """Make sure that the tables are as the segments say and a base stands behind every row.
 
     Raises:
+        CorruptDataError: a segment belongs to no table.
         DataLossError: names the table whose rows are not all there.
     """
     entry = catalog.checkpoint(step)
+    rows = {schema.name: schema.rows for schema in catalog.schema_of(entry)}
     found: dict[str, int] = {}
     for segment in catalog.alive(step):
+        if segment.last >= rows.get(segment.table, 0):
+            raise CorruptDataError(
+                "segment does not fit its table",
+                where=segment.extent.describe(),
+                table=segment.table,
+                last=segment.last,
+                rows=rows.get(segment.table),
+            )
         if segment.born == entry.base:
             found[segment.table] = found.get(segment.table, 0) + segment.rows
     for schema in catalog.schema_of(entry):
@@ -198,26 +208,21 @@ def read_rows(
     Reads only segments whose range of ids can hold one of them.
     """
     check_complete(catalog, step)
-    columns = [np.empty((len(ids_N), c.width), np.float32) for c in schema.columns]
-    if not len(ids_N):
-        return columns
-    lo, hi = int(ids_N[0]), int(ids_N[-1])
-    segments = [
-        s
-        for s in catalog.alive(step, schema.name)
-        if s.first <= hi and lo <= s.last and _overlaps(ids_N, s)
-    ]
+    segments = [s for s in catalog.alive(step, schema.name) if _overlaps(ids_N, s)]
     check_objects(storage, catalog, (s.extent for s in segments))
     reader = SegmentReader(storage)
+    columns: list[np.ndarray] = []
     for entry in segments:
         segment = reader.read(entry, schema)
+        if not columns:  # only now is the schema's width confirmed
+            columns = [np.empty((len(ids_N), c.width), np.float32) for c in schema.columns]
         _, in_wanted, in_segment = np.intersect1d(
             ids_N, segment.ids(), assume_unique=True, return_indices=True
         )
         if len(in_wanted):
             for index, column_ND in enumerate(columns):
                 column_ND[in_wanted] = segment.decode(index)[in_segment]
-    return columns
+    return columns or [np.empty((0, c.width), np.float32) for c in schema.columns]
 
 
 def _overlaps(ids_N: np.ndarray, entry: SegmentEntry) -> bool:
@@ -245,6 +250,7 @@ def read_ids(storage: Storage, entry: SegmentEntry) -> np.ndarray:
 
 def count_dead_rows(storage: Storage, catalog: Catalog, step: int) -> dict[SegmentEntry, int]:
     """For every segment alive at a step: how many of its rows a later birth replaces."""
+    check_complete(catalog, step)
     dead: dict[SegmentEntry, int] = {}
     replaced: dict[str, np.ndarray] = {}
     rows = {t.name: t.rows for t in catalog.schema_of(catalog.checkpoint(step))}

@@ -119,6 +119,7 @@ class Run:
             InvalidRequestError: ids outside the table.
         """
         schema = self._schema(step, table)
+        restore.check_complete(self.catalog, step)  # before a lying row count costs memory
         wanted = as_ids(rows, schema)
         ids_N, back = np.unique(wanted, return_inverse=True)
         columns = restore.read_rows(self.storage, self.catalog, step, schema, ids_N)
@@ -155,6 +156,7 @@ class Run:
                     went_back_to=rewind.to,
                     todo="load the last step whole",
                 )
+        restore.check_complete(self.catalog, last.step)
         schemas = {t.name: t for t in self.catalog.schema_of(last)}
         segments = [s for s in self.catalog.alive(last.step) if s.born > since]
         restore.check_objects(self.storage, self.catalog, (s.extent for s in segments))

@@ -189,6 +189,11 @@ class Save:
         self._cancelled.set()
         self._done.wait()
 
+    def confirm(self) -> None:
+        """The commit, reported as failed, was carried out after all."""
+        self.error = None
+        self.is_committed = True
+
     def wait(self) -> None:
         """Wait until the save is over, well or not."""
         self._done.wait()

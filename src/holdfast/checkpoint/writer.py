@@ -74,7 +74,12 @@ class RunWriter:
     def _check_newest(self, number: int) -> None:
         # Old catalogs are deleted, so a writer that slept through several commits of another could
         # still find its next number free. It then finds higher ones, and has lost the run.
-        newest = catalogs.numbers(self.storage)[-1]
+        try:
+            newest = catalogs.numbers(self.storage)[-1]
+        except UnavailableError:
+            # The put was confirmed; the next commit asks again, and until then nothing is deleted.
+            self._has_listed = False
+            return
         if newest > number:
             raise catalogs.conflict(self.storage, newest)
 

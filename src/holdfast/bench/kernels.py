@@ -1,46 +1,33 @@
 """Codec speed beside its yardsticks, and what each codec loses: the paper's figures 5, 6 and 7.
 
 Speeds are ratios of things measured in turns in one run on one thread: the machine may be slow or
-busy, the ratio stays. Bytes are those of the float32 rows. Run as ``python bench/kernels.py``.
+busy, the ratio stays. Bytes are those of the float32 rows.
+
+Not here: whole checkpoints (overhead.py, peers.py), what a loss means for a model (accuracy.py).
+
+# N rows, D floats of a row, M rows of a table
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
+from holdfast.bench.results import Grid, Line, Plot, Ratio, Section
+from holdfast.bench.timing import median_seconds
 from holdfast.checkpoint.codec import Codec, decode, decode_into, encode, parse_codec
 
 SEED = 20240610
 CHUNK_BYTES = 8 << 20
 FIGURE_5 = ("sym", "asym", "kmeans-block", "kmeans-cluster", "kmeans", "adaptive")
 BINS = (5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 60)
+SHOWN_ROWS = "trained-like"
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """A speed of ours, that of a peer in the same run, and the ratio we want at least."""
-
-    name: str
-    ours_gb_s: float
-    peer: str
-    peer_gb_s: float
-    target: float | None
-
-    @property
-    def ratio(self) -> float:
-        """How many times as fast as the peer."""
-        return self.ours_gb_s / self.peer_gb_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +70,6 @@ def sample_rows(count: int, width: int) -> dict[str, np.ndarray]:
         "gaussian": rng.standard_normal((count, width)).astype(np.float32) * np.float32(0.1),
         "heavy-tailed": (rng.standard_t(3, (count, width)) * 0.1).astype(np.float32),
     }
-
-
-def median_seconds(jobs: Sequence[Callable[[], object]], *, repeats: int) -> list[float]:
-    """The median time of each job, run in turns so that all meet the same machine."""
-    for job in jobs:
-        job()
-    seconds: list[list[float]] = [[] for _ in jobs]
-    for _ in range(repeats):
-        for job, spent in zip(jobs, seconds, strict=True):
-            start = time.perf_counter()
-            job()
-            spent.append(time.perf_counter() - start)
-    return [statistics.median(spent) for spent in seconds]
 
 
 class ChunkLoop:
@@ -152,31 +126,65 @@ TARGETS: dict[str, tuple[float | None, float | None]] = {
 }
 
 
-def measure(*, quick: bool = False) -> list[Ratio]:
+def measure(*, quick: bool, folder: Path = Path()) -> Section:
+    """Speeds, losses and the gain of the adaptive search."""
+    found = losses(quick=quick)
+    by_bins, by_ratio = search_gains(quick=quick)
+    return Section(
+        name="kernels",
+        title="How fast rows become bytes, and what is lost",
+        text=(
+            "One thread, chunks of 8 MB as the writer meets them, GB of float32 rows per second; "
+            "the yardstick is a copy of the same rows in the same chunks. Decoding scatters into a "
+            "table through sorted ids with gaps. The adaptive search stands beside "
+            "`torch.choose_qparams_optimized` with the same bins and ratio: all of our encoder "
+            "(search, codes, packing) against PyTorch's search alone. Losses are the paper's mean "
+            "l2 loss on rows of 64 floats, each with its own size and center and a few values far "
+            "out, as trained tables have them; the table shows Gaussian and heavy-tailed rows too."
+        ),
+        ratios=tuple(speeds(quick=quick)),
+        grids=(_loss_grid(found), _gain_grid("bins", by_bins), _gain_grid("ratio", by_ratio)),
+        plots=(
+            _loss_plot(found),
+            _gain_plot("bins", "bins", 6, by_bins),
+            _gain_plot("ratio", "part of the range that is searched", 7, by_ratio),
+        ),
+    )
+
+
+def speeds(*, quick: bool = False) -> Iterator[Ratio]:
     """Encode and decode speeds beside a copy; the adaptive search beside PyTorch's."""
-    found: list[Ratio] = []
     for name, (encode_target, decode_target) in TARGETS.items():
         is_slow = name.startswith(("adaptive", "kmeans"))
         if quick and encode_target is None:
             continue
-        for width in (64, 16):
-            loop = ChunkLoop(name, width, (16 if is_slow or quick else 64) << 20)
-            repeats = 3 if is_slow else 5 if quick else 11
+        for width in (64,) if quick else (64, 16):
+            total_bytes = 1 << 20 if quick else (16 if is_slow else 64) << 20
+            loop = ChunkLoop(name, width, total_bytes)
+            repeats = 3 if is_slow or quick else 11
             spent = median_seconds([loop.copy, loop.encode, loop.decode], repeats=repeats)
             copy, ours_encode, ours_decode = (loop.rows_ND.nbytes / 1e9 / s for s in spent)
-            label = f"{name} {{}} D={width}"
-            found.append(Ratio(label.format("encode"), ours_encode, "copy", copy, encode_target))
-            found.append(
-                Ratio(label.format("decode+scatter"), ours_decode, "copy", copy, decode_target)
-            )
-    return found + [beside_torch(width, quick=quick) for width in (64, 16)]
+            for what, ours, target in (
+                ("encode", ours_encode, encode_target),
+                ("decode + scatter", ours_decode, decode_target),
+            ):
+                yield Ratio(
+                    name=f"{name} {what}, {width} floats",
+                    ours=ours,
+                    peer=copy,
+                    against="a memory copy",
+                    unit="GB/s",
+                    target=target,
+                )
+    for width in (64,) if quick else (64, 16):
+        yield beside_torch(width, quick=quick)
 
 
 def beside_torch(width: int, *, quick: bool) -> Ratio:
     """adaptive4 whole (search, codes, packing) beside ``torch.choose_qparams_optimized`` alone."""
     codec = parse_codec("adaptive4")
-    rows_ND = trained_rows((4 << 20) // (4 * width), width)
-    few_ND = rows_ND[: 100 if quick else 400]
+    rows_ND = trained_rows(((1 << 18) if quick else (4 << 20)) // (4 * width), width)
+    few_ND = rows_ND[: 20 if quick else 400]
     few = [torch.from_numpy(row) for row in few_ND]
 
     def search() -> None:
@@ -185,14 +193,17 @@ def beside_torch(width: int, *, quick: bool) -> Ratio:
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    ours, peer = median_seconds([lambda: encode(codec, rows_ND), search], repeats=3)
-    torch.set_num_threads(threads)
+    try:
+        ours, peer = median_seconds([lambda: encode(codec, rows_ND), search], repeats=3)
+    finally:
+        torch.set_num_threads(threads)
     return Ratio(
-        f"adaptive4 encode D={width}",
-        rows_ND.nbytes / 1e9 / ours,
-        "torch.choose_qparams_optimized",
-        few_ND.nbytes / 1e9 / peer,
-        20.0,
+        name=f"adaptive4 encode, {width} floats, {codec.bins} bins",
+        ours=rows_ND.nbytes / 1e9 / ours,
+        peer=few_ND.nbytes / 1e9 / peer,
+        against="torch.choose_qparams_optimized",
+        unit="GB/s",
+        target=20.0,
     )
 
 
@@ -207,7 +218,7 @@ def mean_l2(codec: Codec, rows_ND: np.ndarray) -> tuple[float, float]:
 
 def losses(*, quick: bool = False) -> list[Loss]:
     """Figure 5: mean l2 loss of every approach at every bit width."""
-    samples = sample_rows(1024 if quick else 8192, 64)
+    samples = sample_rows(256 if quick else 8192, 64)
     found: list[Loss] = []
     for bits in (2, 3, 4, 8):
         for kind in FIGURE_5:
@@ -221,7 +232,7 @@ def losses(*, quick: bool = False) -> list[Loss]:
 
 def search_gains(*, quick: bool = False) -> tuple[list[Gain], list[Gain]]:
     """Figures 6 and 7: the gain over asym by bins (whole range), and by ratio (usual bins)."""
-    samples = sample_rows(512 if quick else 4096, 64)
+    samples = sample_rows(128 if quick else 4096, 64)
     by_bins: list[Gain] = []
     by_ratio: list[Gain] = []
     for label, rows_ND in samples.items():
@@ -239,30 +250,66 @@ def search_gains(*, quick: bool = False) -> tuple[list[Gain], list[Gain]]:
     return by_bins, by_ratio
 
 
-def main() -> None:
-    """Print every table."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer codecs, rows and repetitions")
-    quick = parser.parse_args().quick
-    console = Console()
-    speeds = Table("what", "GB/s", "beside", "its GB/s", "ratio", "target", title="speed")
-    for r in measure(quick=quick):
-        target = "" if r.target is None else f"{r.target:g}"
-        ours, peer, ratio = f"{r.ours_gb_s:.3g}", f"{r.peer_gb_s:.3g}", f"{r.ratio:.3g}"
-        speeds.add_row(r.name, ours, r.peer, peer, ratio, target)
-    console.print(speeds)
-    lost = Table("rows", "codec", "mean l2", "size of fp32", title="loss (figure 5)")
-    for loss in losses(quick=quick):
-        lost.add_row(loss.rows, loss.codec, f"{loss.l2:.4g}", f"{loss.size:.3f}")
-    console.print(lost)
-    for title, gains in zip(("bins", "ratio"), search_gains(quick=quick), strict=True):
-        table = Table("rows", "bits", "bins", "ratio", "less loss", title=f"search by {title}")
-        for gain in gains:
-            table.add_row(
-                gain.rows, str(gain.bits), str(gain.bins), f"{gain.ratio:g}", f"{gain.gain:.2%}"
-            )
-        console.print(table)
+def _loss_grid(found: Sequence[Loss]) -> Grid:
+    kinds = list(dict.fromkeys(loss.rows for loss in found))
+    by_codec: dict[str, dict[str, Loss]] = {}
+    for loss in found:
+        by_codec.setdefault(loss.codec, {})[loss.rows] = loss
+    rows = tuple(
+        (
+            codec,
+            f"{by_rows[kinds[0]].size:.3f}",
+            *(f"{by_rows[kind].l2:.4g}" for kind in kinds),
+        )
+        for codec, by_rows in by_codec.items()
+    )
+    return Grid("Mean l2 loss (figure 5)", ("codec", "part of fp32's bytes", *kinds), rows)
 
 
-if __name__ == "__main__":
-    main()
+def _gain_grid(what: str, gains: Sequence[Gain]) -> Grid:
+    values = sorted({getattr(gain, what) for gain in gains})
+    by_line: dict[tuple[str, int], dict[float, float]] = {}
+    for gain in gains:
+        by_line.setdefault((gain.rows, gain.bits), {})[getattr(gain, what)] = gain.gain
+    rows = tuple(
+        (kind, str(bits), *(f"{by_value[value]:.1%}" for value in values))
+        for (kind, bits), by_value in by_line.items()
+    )
+    return Grid(
+        f"Less loss than asym, by {what} (figure {6 if what == 'bins' else 7})",
+        ("rows", "bits", *(f"{value:g}" for value in values)),
+        rows,
+    )
+
+
+def _loss_plot(found: Sequence[Loss]) -> Plot:
+    shown = [loss for loss in found if loss.rows == SHOWN_ROWS]
+    lines = []
+    for kind in FIGURE_5:
+        mine = [loss for loss in shown if parse_codec(loss.codec).kind == kind]
+        bits = tuple(str(loss.bits) for loss in mine)
+        lines.append(Line(kind, bits, tuple(loss.l2 for loss in mine)))
+    return Plot(
+        name="kernels-loss",
+        title="Mean l2 loss by codec and bits (the paper's figure 5)",
+        x_label="bits",
+        y_label="mean l2 loss",
+        lines=tuple(lines),
+        is_bars=True,
+        has_log_y=True,
+    )
+
+
+def _gain_plot(what: str, x_label: str, figure: int, gains: Sequence[Gain]) -> Plot:
+    lines = []
+    for bits in sorted({gain.bits for gain in gains}):
+        mine = [gain for gain in gains if gain.bits == bits and gain.rows == SHOWN_ROWS]
+        x = tuple(float(getattr(gain, what)) for gain in mine)
+        lines.append(Line(f"{bits} bits", x, tuple(100 * gain.gain for gain in mine)))
+    return Plot(
+        name=f"kernels-{what}",
+        title=f"What the adaptive search gains over asym (the paper's figure {figure})",
+        x_label=x_label,
+        y_label="less l2 loss, %",
+        lines=tuple(lines),
+    )

@@ -1,0 +1,346 @@
+"""Fail at the k-th storage call, for every k: what was committed stays, what was not never shows.
+
+A crash ends the process there; an outage is an error that the training loop survives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+
+import holdfast as hf
+from holdfast import events
+from holdfast.storage import Storage, open_storage
+from holdfast.storage.fault import Fault, FaultyStorage, SimulatedCrash, When
+from tests.conftest import fingerprint
+from tests.crash.story import (
+    FIRST_STEPS,
+    LAST_STEP,
+    Model,
+    Plot,
+    Recorder,
+    assert_nothing_unreferenced,
+    assert_recovers,
+    oracle,
+    train,
+)
+
+PLOTS = {
+    "folder": Plot("adagrad", "one-shot", base_later="full", keep=1),
+    "memory": Plot("sgd", "consecutive", base_later="intermittent", keep=2),
+}
+
+VERBS = {"create", "write", "close", "put_if_absent", "get", "get_into"}
+VERBS |= {"size", "list", "delete", "clean"}
+
+
+class Places:
+    """Fresh storages of one kind, each removed when the next one is asked for."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self._kind = kind
+        self._folder = folder
+        self._count = 0
+
+    def fresh(self) -> Storage:
+        """An empty storage."""
+        self._count += 1
+        if self._kind == "memory":
+            fsspec.filesystem("memory").store.clear()
+            return open_storage(f"memory://crash-{self._count}")
+        shutil.rmtree(self._folder / str(self._count - 1), ignore_errors=True)
+        return open_storage(str(self._folder / str(self._count)))
+
+
+@pytest.fixture(params=["folder", "memory"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def places(kind: str, tmp_path: Path) -> Iterator[Places]:
+    yield Places(kind, tmp_path)
+    fsspec.filesystem("memory").store.clear()
+
+
+def tell(storage: Storage, plot: Plot, on_durable: Callable[[int], None]) -> None:
+    """The whole story; whatever fails, ends it."""
+    for stop in (FIRST_STEPS, LAST_STEP):
+        model = plot.build()
+        torch.manual_seed(99)
+        ck = plot.checkpointer(storage, model, is_later=stop == LAST_STEP)
+        try:
+            start = ck.resume()
+
+            def after(ck: hf.Checkpointer = ck) -> None:
+                ck.step()
+                on_durable(ck.save().durable().step)
+
+            train(model, range(start, stop), after)
+        finally:
+            with contextlib.suppress(SimulatedCrash):
+                ck.close()
+
+
+def count_calls(places: Places, plot: Plot) -> list[str]:
+    faulty = FaultyStorage(places.fresh())
+    tell(faulty, plot, lambda step: None)
+    return faulty.calls
+
+
+def test_the_story_has_every_kind_of_call(places: Places, kind: str) -> None:
+    faulty = FaultyStorage(places.fresh())
+    durable: list[int] = []
+    tell(faulty, PLOTS[kind], durable.append)
+    assert durable == list(range(1, LAST_STEP + 1))
+    verbs = {call.split()[0] for call in faulty.calls}
+    assert verbs == VERBS
+    deleted = {call.split()[1] for call in faulty.calls if call.startswith("delete objects")}
+    # Consecutive increments need their whole chain.
+    assert len(deleted) == {"folder": 3, "memory": 0}[kind]
+
+
+def is_worth_it(label: str, when: When) -> bool:
+    """Leave out what equals another case: after a call that the storage survives unchanged, and
+    after a write, comes the next call; a torn call other than a write did nothing."""
+    verb = label.split()[0]
+    if when is When.TORN:
+        return verb == "write"
+    return when is When.BEFORE or verb in ("create", "close", "put_if_absent", "delete", "clean")
+
+
+@pytest.mark.parametrize("when", list(When), ids=lambda when: when.value)
+def test_crash_at_every_call_leaves_the_last_commit(places: Places, kind: str, when: When) -> None:
+    plot = PLOTS[kind]
+    for at, label in enumerate(count_calls(places, plot), start=1):
+        if not is_worth_it(label, when):
+            continue
+        bare = places.fresh()
+        recorder = Recorder(bare)
+        durable: list[int] = []
+        with pytest.raises(SimulatedCrash):
+            tell(FaultyStorage(recorder, Fault(at, when)), plot, durable.append)
+        gc.collect(0)  # a dead process holds no lock on its unfinished files
+        context = f"crash {when.value} call {at} ({label})"
+        last = recorder.last_step
+        assert not durable or (last is not None and last >= durable[-1]), context
+        try:
+            assert_recovers(bare, plot, last)
+        except BaseException as error:
+            error.add_note(context)
+            raise
+
+
+# An outage of a call that a save depends on must reach the training loop; the rest is housekeeping
+# (reported as an event) or is settled by reading back.
+_MUST_REPORT = ("create ", "write ", "close ", "get_into ", "size ")
+
+
+class Survivor:
+    """A training loop that catches storage errors, reports them, and goes on."""
+
+    def __init__(self, storage: Storage, plot: Plot) -> None:
+        self._storage = storage
+        self._plot = plot
+        self.errors: list[str] = []
+        self.failed_collections: list[str] = []
+
+    def _hear(self, event: events.Event) -> None:
+        if isinstance(event, events.CollectionFailed):
+            self.failed_collections.append(event.error)
+
+    def _open(self, model: Model, *, is_later: bool) -> tuple[hf.Checkpointer, int]:
+        while True:
+            try:
+                ck = self._plot.checkpointer(
+                    self._storage, model, is_later=is_later, events=self._hear
+                )
+            except hf.UnavailableError as error:
+                self.errors.append(str(error))
+                continue
+            try:
+                return ck, ck.resume()
+            except hf.UnavailableError as error:
+                self.errors.append(str(error))
+                ck.close()
+
+    def _attempt(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except hf.UnavailableError as error:
+            self.errors.append(str(error))
+
+    def run(self) -> None:
+        """The story; any save may fail once, and then the next one makes up for it."""
+        for stop in (FIRST_STEPS, LAST_STEP):
+            model = self._plot.build()
+            torch.manual_seed(99)
+            ck, start = self._open(model, is_later=stop == LAST_STEP)
+            with ck:
+                for step in range(start, stop):
+                    train(model, range(step, step + 1), ck.step)
+                    self._attempt(lambda: ck.save().durable())  # noqa: B023 - called at once
+                if stop not in ck.steps:
+                    self._attempt(lambda: ck.save().durable())  # noqa: B023
+            assert fingerprint(*model) == oracle(self._plot)[stop]
+
+
+def check_survived(survivor: Survivor, bare: Storage, plot: Plot, label: str) -> None:
+    if label.startswith(_MUST_REPORT):
+        assert survivor.errors or survivor.failed_collections
+    assert_recovers(bare, plot, LAST_STEP)
+
+
+@pytest.mark.parametrize("when", [When.BEFORE, When.AFTER], ids=lambda when: when.value)
+def test_outage_at_every_call_is_reported_and_the_next_save_is_whole(
+    places: Places, kind: str, when: When
+) -> None:
+    plot = PLOTS[kind]
+    for at, label in enumerate(count_calls(places, plot), start=1):
+        if not is_worth_it(label, when):
+            continue
+        bare = places.fresh()
+        survivor = Survivor(FaultyStorage(bare, Fault.outage(at, when)), plot)
+        try:
+            survivor.run()
+            check_survived(survivor, bare, plot, label)
+        except BaseException as error:
+            error.add_note(f"outage {when.value} call {at} ({label}); reported {survivor.errors}")
+            raise
+        assert len(survivor.errors) <= 1
+
+
+class DoomedCommit:
+    """A storage where one commit is carried out, but neither its answer nor a look at it arrives.
+
+    The writer cannot know whether the commit happened.
+    """
+
+    def __init__(self, inner: Storage, *, at_commit: int) -> None:
+        self._inner = inner
+        self._countdown = at_commit
+        self._is_deaf = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def put_if_absent(self, name: str, data: bytes) -> None:
+        self._inner.put_if_absent(name, data)
+        self._countdown -= 1
+        if self._countdown == 0:
+            self._is_deaf = True
+            raise hf.UnavailableError("the answer was lost")
+
+    def get(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        if self._is_deaf:
+            self._is_deaf = False
+            raise hf.UnavailableError("no answer")
+        return self._inner.get(name, offset=offset, length=length)
+
+
+@pytest.mark.parametrize("base", ["full", "one-shot", "consecutive", "intermittent"])
+@pytest.mark.parametrize("then", ["save", "retry", "restore", "rewind", "resume"])
+def test_commit_of_unknown_outcome_never_mixes_two_histories(
+    tmp_path: Path, base: str, then: str
+) -> None:
+    plot = Plot("sgd", base, base_later=base, keep=9)
+    model = plot.build()
+    torch.manual_seed(99)
+    bare = open_storage(str(tmp_path))
+    with plot.checkpointer(DoomedCommit(bare, at_commit=3), model) as ck:  # type: ignore[arg-type]
+        for step in range(2):
+            train(model, range(step, step + 1), ck.step)
+            ck.save().durable()
+        train(model, range(2, 3), ck.step)
+        with pytest.raises(hf.UnavailableError, match="answer was lost"):
+            ck.save().durable()
+        if then == "retry":
+            with contextlib.suppress(hf.InvalidRequestError):  # it is saved already, after all
+                ck.save().durable()
+        elif then == "restore":
+            restored = ck.restore(ck.steps[-1])
+            if restored != ck.steps[-1]:  # only now is it known that step 3 was committed
+                ck.restore(restored, discard_later=True)
+        elif then == "rewind":
+            ck.restore(1, discard_later=True)
+        elif then == "resume":
+            assert ck.resume() in (2, 3)
+        start = ck.current_step
+        # Other data than the first time: a row of the abandoned future would show.
+        seen = {start: fingerprint(*model)}
+        for step in range(start, start + 4, 2):
+            train(model, range(step + 50, step + 52), ck.step)
+            ck.save().durable()
+            seen[step + 2] = fingerprint(*model)
+        for step in sorted(set(ck.steps) & set(seen), reverse=True):
+            ck.restore(step)
+            assert fingerprint(*model) == seen[step], step
+        assert ck.steps[-1] == start + 4
+
+
+def test_failed_save_is_reported_at_the_next_step_which_still_counts(tmp_path: Path) -> None:
+    plot = PLOTS["folder"]
+    bare = open_storage(str(tmp_path))
+    calls = FaultyStorage(bare)
+    plot.checkpointer(calls, plot.build()).close()
+    model = plot.build()
+    torch.manual_seed(99)
+    faulty = FaultyStorage(bare, Fault.outage(len(calls.calls) + 2))  # the first write
+    with plot.checkpointer(faulty, model) as ck:
+        train(model, range(1), ck.step)
+        ck.save()
+        while ck._running is not None and not ck._running.is_done:
+            pass
+        with pytest.raises(hf.UnavailableError, match="injected outage"):
+            train(model, range(1, 2), ck.step)
+        train(model, range(2, 3), ck.step)
+        assert ck.current_step == 3
+        assert fingerprint(*model) == oracle(plot)[3]
+        ck.save().durable()
+    assert_recovers(bare, plot, 3)
+
+
+def test_failed_save_is_reported_by_close(tmp_path: Path) -> None:
+    plot = PLOTS["folder"]
+    model = plot.build()
+    faulty = FaultyStorage(open_storage(str(tmp_path)), Fault.outage(4))
+    ck = plot.checkpointer(faulty, model)
+    train(model, range(1), ck.step)
+    ck.save()
+    with pytest.raises(hf.UnavailableError, match="injected outage"):
+        ck.close()
+    ck.close()
+
+
+def test_failed_commit_leaves_no_object_behind_after_the_next(tmp_path: Path) -> None:
+    plot = PLOTS["folder"]
+    model = plot.build()
+    bare = open_storage(str(tmp_path))
+    counting = FaultyStorage(bare)
+    with plot.checkpointer(counting, model) as ck:
+        train(model, range(1), ck.step)
+        ck.save().durable()
+        train(model, range(1, 2), ck.step)
+        calls = len(counting.calls)
+        ck.save().durable()
+    second = counting.calls[calls:]
+    commit = next(i for i, call in enumerate(second) if call.startswith("put_if_absent"))
+    shutil.rmtree(tmp_path)
+    model = plot.build()
+    faulty = FaultyStorage(bare, Fault.outage(calls + commit + 1))
+    with plot.checkpointer(faulty, model) as ck:
+        train(model, range(1), ck.step)
+        ck.save().durable()
+        train(model, range(1, 2), ck.step)
+        with pytest.raises(hf.UnavailableError):
+            ck.save().durable()
+        ck.save().durable()
+        assert_nothing_unreferenced(bare)

@@ -1,0 +1,256 @@
+"""Random lives of a run against a plain dict of what every step's model was.
+
+Train, save, fail, cancel, resume, go back, change retention, read; whatever the order, every step
+that is kept reads exactly as it was when it was saved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+from torch import nn
+
+import holdfast as hf
+from holdfast.storage import open_storage
+from holdfast.storage.base import ObjectWriter, Storage
+
+ROWS = {"left.weight": 11, "right.weight": 70}
+POLICIES = ("full", "one-shot", "consecutive", "intermittent")
+KEEPS = (None, 1, 2, hf.Keep(last=1, every=2))
+
+
+class Pair(nn.Module):
+    """Two tables and one dense number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Embedding(ROWS["left.weight"], 2, sparse=True)
+        self.right = nn.Embedding(ROWS["right.weight"], 3, sparse=True)
+        self.scale = nn.Parameter(torch.ones(1))
+
+
+class Shaky:
+    """A storage that can be told to fail once: at a write, at a commit, or after a commit.
+
+    It can also hold back the next object, so that a save is still running when another comes.
+    """
+
+    def __init__(self, inner: Storage) -> None:
+        self._inner = inner
+        self.fails_at: str | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def _fail(self, at: str) -> None:
+        if self.fails_at == at:
+            self.fails_at = None
+            raise hf.UnavailableError(f"told to fail: {at}")
+
+    def create(self, name: str) -> ObjectWriter:
+        self.gate.wait()
+        self._fail("create")
+        return self._inner.create(name)
+
+    def put_if_absent(self, name: str, data: bytes) -> None:
+        self._fail("commit")
+        self._inner.put_if_absent(name, data)
+        if self.fails_at == "unknown":
+            self.fails_at = "reading back"
+            raise hf.UnavailableError("the answer was lost")
+
+    def get(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        self._fail("reading back")
+        return self._inner.get(name, offset=offset, length=length)
+
+    def delete(self, name: str) -> None:
+        self._fail("delete")
+        self._inner.delete(name)
+
+
+State = dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+class RunMachine(RuleBasedStateMachine):
+    """The machine; ``saved`` is the oracle: what each committed step was.
+
+    ``at`` is the committed step the model descends from; a commit drops what lies beyond it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.mkdtemp()
+        self.storage = Shaky(open_storage(self.folder))
+        self.saved: dict[int, State] = {}
+        self.at = -1
+        self.ck: hf.Checkpointer | None = None
+
+    @initialize(base=st.sampled_from(POLICIES), keep=st.sampled_from(KEEPS), seed=st.integers(0, 9))
+    def begin(self, base: str, keep: Any, seed: int) -> None:
+        self.base = base
+        self.keep = keep
+        torch.manual_seed(seed)
+        self.open_process()
+
+    def open_process(self) -> None:
+        self.model = Pair()
+        self.optimizer = torch.optim.Adagrad(
+            [self.model.left.weight, self.model.right.weight, self.model.scale], lr=0.1
+        )
+        self.ck = hf.Checkpointer(
+            self.storage,  # type: ignore[arg-type]
+            model=self.model,
+            optimizer=self.optimizer,
+            strategy=hf.Strategy("mine", base=self.base, codec="fp32"),
+            keep=self.keep,
+            threads=1,
+            on_busy="cancel",
+        )
+        self.ck.resume()
+
+    def state_now(self) -> State:
+        state = self.optimizer.state
+        return {
+            f"{name}.weight": (
+                module.weight.detach().numpy().copy(),
+                state[module.weight]["sum"].numpy().copy(),
+            )
+            for name, module in (("left", self.model.left), ("right", self.model.right))
+        }
+
+    @rule(seed=st.integers(0, 10**6), rows=st.integers(1, 12), steps=st.integers(1, 3))
+    def train(self, seed: int, rows: int, steps: int) -> None:
+        draw = torch.Generator().manual_seed(seed)
+        for _ in range(steps):
+            self.optimizer.zero_grad()
+            left = self.model.left(torch.randint(0, 11, (rows,), generator=draw))
+            right = self.model.right(torch.randint(0, 70, (rows,), generator=draw))
+            (left.sum() * self.model.scale + (right**2).sum()).sum().backward()
+            self.optimizer.step()
+            self.ck.step()
+
+    def is_new_step(self) -> bool:
+        return self.ck is not None and self.ck.current_step > self.at
+
+    def committed(self, step: int, state: State) -> None:
+        for later in [known for known in self.saved if known > self.at]:
+            del self.saved[later]
+        self.saved[step] = state
+        self.at = step
+
+    @precondition(is_new_step)
+    @rule()
+    def save(self) -> None:
+        self.ck.save().durable()
+        self.committed(self.ck.current_step, self.state_now())
+        assert self.ck.steps[-1] == self.at
+
+    @precondition(is_new_step)
+    @rule(how=st.sampled_from(["create", "commit", "unknown", "delete"]))
+    def save_with_an_outage(self, how: str) -> None:
+        self.storage.fails_at = how
+        try:
+            self.ck.save().durable()
+            assert how == "delete"  # housekeeping: the commit stands
+        except hf.UnavailableError:
+            assert how != "delete"
+        self.storage.fails_at = None
+        if how in ("unknown", "delete"):
+            self.committed(self.ck.current_step, self.state_now())
+
+    @precondition(is_new_step)
+    @rule(seed=st.integers(0, 10**6))
+    def save_cancelled_by_the_next(self, seed: int) -> None:
+        step, state = self.ck.current_step, self.state_now()
+        self.storage.gate.clear()
+        first = self.ck.save()
+        self.train(seed, 3, 1)
+        threading.Timer(0.002, self.storage.gate.set).start()
+        second = self.ck.save()
+        with contextlib.suppress(hf.HoldfastError):
+            first.durable()
+            self.committed(step, state)
+        second.durable()
+        self.committed(self.ck.current_step, self.state_now())
+
+    @rule(base=st.sampled_from(POLICIES), keep=st.sampled_from(KEEPS))
+    def restart(self, base: str, keep: Any) -> None:
+        """A new process, maybe with other settings, resumes what is committed."""
+        self.ck.close()
+        self.base, self.keep = base, keep
+        self.open_process()
+        if self.saved:
+            self.at = self.ck.current_step
+            assert self.at == self.ck.steps[-1] == max(self.saved)
+            self.assert_model_is(self.at)
+
+    @precondition(lambda self: self.ck is not None and len(self.ck.steps) > 0)
+    @rule(pick=st.integers(0, 50))
+    def go_back(self, pick: int) -> None:
+        step = self.ck.steps[pick % len(self.ck.steps)]
+        self.ck.restore(step, discard_later=True)
+        self.at = step
+        self.assert_model_is(step)
+
+    def assert_model_is(self, step: int) -> None:
+        for table, columns in self.state_now().items():
+            for found, expected in zip(columns, self.saved[step][table], strict=True):
+                assert found.tobytes() == expected.tobytes(), (step, table)
+
+    @rule(pick=st.integers(0, 50), rows=st.lists(st.integers(0, 10), max_size=5))
+    def read_some_rows(self, pick: int, rows: list[int]) -> None:
+        if not self.ck.steps:
+            return
+        run = hf.open(self.folder)
+        step = run.steps[pick % len(run.steps)]
+        for table, (weight, state) in self.saved[step].items():
+            found = run.read(step, table, rows)
+            assert found.weight.tobytes() == weight[rows].tobytes()
+            assert found.state["sum"].tobytes() == state[rows].tobytes()
+
+    @invariant()
+    def every_kept_step_reads_exactly(self) -> None:
+        if self.ck is None:
+            return
+        self.ck.wait()
+        try:
+            run = hf.open(self.folder)
+        except hf.NotFoundError:
+            return
+        assert run.steps[-1] == max(self.saved)
+        for step in run.steps:
+            for table, (weight, state) in self.saved[step].items():
+                found = run.read(step, table)
+                assert found.weight.tobytes() == weight.tobytes(), (step, table)
+                assert found.state["sum"].tobytes() == state.tobytes(), (step, table)
+
+    def teardown(self) -> None:
+        self.storage.gate.set()
+        self.storage.fails_at = None
+        if self.ck is not None:
+            with contextlib.suppress(hf.HoldfastError):
+                self.ck.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+TestRuns = RunMachine.TestCase
+TestRuns.settings = settings(
+    max_examples=40, stateful_step_count=14, deadline=None, derandomize=True
+)
