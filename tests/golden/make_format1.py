@@ -53,7 +53,7 @@ def every_codec() -> list[StoredTable]:
         codec = parse_codec(name)
         if codec.block_rows:
             codec = Codec(codec.kind, codec.bits, block_rows=4, iterations=codec.iterations)
-        state = "fp32" if codec.is_lossless else ("log4" if codec.bits <= 4 else "log8")
+        state = "fp32" if codec.is_lossless else (f"log{min(8, codec.bits)}")
         found.append(StoredTable(name, codec, parse_codec(state)))
     return found
 
@@ -87,7 +87,7 @@ def write_store(storage: Storage, tables: Sequence[StoredTable], *, run: str = "
     catalog = Catalog(run=run, number=0, writer=run, schemas=(schemas,))
     rows: dict[tuple[int, str], Sequence[np.ndarray]] = {}
     for number, step in ((1, BASE_STEP), (2, DELTA_STEP)):
-        name = object_name(number, 0, f"{step:08x}")
+        name = object_name(number, ROWS, f"{step:08x}")
         builder = ObjectBuilder(name, storage.create(name))
         segments = []
         for index, table in enumerate(tables):
@@ -134,7 +134,7 @@ def write_store(storage: Storage, tables: Sequence[StoredTable], *, run: str = "
             dense=dense,
         )
         catalog = catalog.with_checkpoint(
-            entry, tuple(segments), (name, size), replaces_since=BASE_STEP
+            entry, tuple(segments), ((name, size),), replaces_since=BASE_STEP
         )
         catalog = Catalog(**{f: getattr(catalog, f) for f in catalog.__dataclass_fields__}
                           | {"number": number})  # fmt: skip

@@ -33,8 +33,8 @@ HERE = Path(__file__).parent
 FILES = {
     "catalog/00000001.json",
     "catalog/00000002.json",
-    "objects/c00000001/r0-00000003.hf",
-    "objects/c00000002/r0-00000005.hf",
+    "objects/c00000001/rows-00000003.hf",
+    "objects/c00000002/rows-00000005.hf",
 }
 
 

@@ -27,7 +27,7 @@ from torch import nn
 from holdfast.bench.results import AT_MOST, Grid, Line, Plot, Ratio, Section
 from holdfast.checkpoint.checkpointer import Checkpointer
 from holdfast.checkpoint.codec import Codec, encode, parse_codec
-from holdfast.checkpoint.strategy import Strategy
+from holdfast.checkpoint.strategy import Strategy, default_state_codec
 from holdfast.recsys import (
     CRITEO_KAGGLE_ROWS,
     DLRM,
@@ -82,7 +82,7 @@ def settings(*, is_small: bool) -> list[Setting]:
     state_codecs = STATE_CODECS[-1:] if is_small else STATE_CODECS
     restores = RESTORES[-2:-1] if is_small else RESTORES
     state_restores = STATE_RESTORES[:1] if is_small else STATE_RESTORES
-    return [
+    found = [
         Setting(SGD),
         *(Setting(SGD, n, weight_codec(b)) for b in bits for n in restores),
         Setting(ADAGRAD),
@@ -91,7 +91,16 @@ def settings(*, is_small: bool) -> list[Setting]:
             for codec in state_codecs
             for n in state_restores
         ),
+        *([] if is_small else (s for n in PAPER_BITS for s in as_planned(n))),
     ]
+    return list(dict.fromkeys(found))
+
+
+def as_planned(restores: int) -> tuple[Setting, Setting]:
+    """The weights that so many restores allow, with exact state and with the default one."""
+    weights = weight_codec(PAPER_BITS[restores])
+    state = default_state_codec(parse_codec(weights), is_non_negative=True).name
+    return Setting(ADAGRAD, restores, weights, "fp32"), Setting(ADAGRAD, restores, weights, state)
 
 
 def weight_codec(bits: int) -> str:
@@ -127,7 +136,11 @@ def measure(*, quick: bool, folder: Path = Path()) -> Section:
         with ProcessPoolExecutor(workers, context, initializer=_one_thread) as pool:
             scores = list(pool.map(measure_seed, [size] * size.seeds, seeds))
     weights = [s for s in settings(is_small=size.is_small) if s.optimizer == SGD and s.restores]
-    states = [s for s in settings(is_small=size.is_small) if s.optimizer == ADAGRAD and s.restores]
+    states = [
+        s
+        for s in settings(is_small=size.is_small)
+        if s.optimizer == ADAGRAD and s.codec == weight_codec(4) and s.restores in STATE_RESTORES
+    ]
     unrestored = {
         kind: statistics.mean(seed[Setting(kind)] for seed in scores) for kind in (SGD, ADAGRAD)
     }
@@ -145,7 +158,11 @@ def measure(*, quick: bool, folder: Path = Path()) -> Section:
             "is of the size of that threshold."
         ),
         ratios=tuple(_ratios(scores, quick=quick)),
-        grids=(_weight_grid(scores, weights), _state_grid(scores, states)),
+        grids=(
+            _weight_grid(scores, weights),
+            _state_grid(scores, states),
+            *(() if quick else (_default_grid(scores),)),
+        ),
         plots=tuple(_plots(scores, weights, states)),
     )
 
@@ -297,6 +314,29 @@ def _state_grid(scores: Sequence[Scores], found: Sequence[Setting]) -> Grid:
         columns,
         rows,
         note="The fp32 line is what the weights alone cost.",
+    )
+
+
+def _default_grid(scores: Sequence[Scores]) -> Grid:
+    rows = []
+    for restores in PAPER_BITS:
+        exact, default = as_planned(restores)
+        sizes = [row_bytes(parse_codec(s.state_codec or ""), WIDTH) for s in (exact, default)]
+        rows.append(
+            (
+                str(restores),
+                exact.codec,
+                _shown(lost(scores, exact)),
+                f"{default.state_codec}",
+                _shown(lost(scores, default)),
+                f"{sizes[1]:.1f} instead of {sizes[0]:.1f}",
+            )
+        )
+    columns = ("restores", "weights", "state in fp32", "default", "state in default", "bytes a row")
+    return Grid(
+        "The default for Adagrad's row state, at the bits of the expected restores: AUC lost",
+        columns,
+        tuple(rows),
     )
 
 

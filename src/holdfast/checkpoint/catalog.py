@@ -137,7 +137,7 @@ class Catalog:
         self,
         entry: CheckpointEntry,
         segments: tuple[SegmentEntry, ...],
-        object_: tuple[str, int],
+        objects: tuple[tuple[str, int], ...],
         *,
         replaces_since: int | None,
     ) -> Self:
@@ -158,7 +158,7 @@ class Catalog:
             self,
             checkpoints=(*self.checkpoints, entry),
             segments=(*older, *segments),
-            objects=(*self.objects, object_),
+            objects=(*self.objects, *objects),
             growth=(grown,) if entry.kind == BASE else (*self.growth, grown),
         )
 

@@ -110,7 +110,10 @@ class Checkpointer:
         self._cursor = self._tracker.cursor()
         self._canary = Canary(tables if self._is_tracking_lookups else [])
         full_bytes = self._state.full_bytes()
-        self._pool = StagingPool(self.settings.staging_bytes_max or default_bytes_max(full_bytes))
+        self._pool = StagingPool(
+            self.settings.staging_bytes_max
+            or default_bytes_max(full_bytes, len(self._state.tables))
+        )
         self._threads = self.settings.threads or restores.default_threads()
         self._copiers = ThreadPoolExecutor(self._threads, "holdfast-copy")
         self._encoders = ThreadPoolExecutor(self._threads, "holdfast-encode")
@@ -320,7 +323,9 @@ class Checkpointer:
             raise InvalidRequestError("no such table", table=table, tables=sorted(schemas))
         if isinstance(ids, torch.Tensor):
             ids = ids.detach().cpu().numpy().reshape(-1)
-        self._tracker.mark(table, as_ids(ids, schemas[table]))
+        ids_N = as_ids(ids, schemas[table])
+        if self._has_deltas:
+            self._tracker.mark(table, ids_N)
 
     def wait(self) -> None:
         """Wait until no save is running.

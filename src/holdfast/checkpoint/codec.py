@@ -57,11 +57,11 @@ _KIND_CODES = {
     "kmeans-cluster": 10,
 }
 _KINDS = {code: kind for kind, code in _KIND_CODES.items()}
-_BITS = {"fp32": (32,), "fp16": (16,), "bf16": (16,), "log": (8, 4)}
+_BITS = {"fp32": (32,), "fp16": (16,), "bf16": (16,)}
 _SMALL_BITS = (8, 4, 3, 2)
 
 # bins and ratio of the adaptive search, by bits. Check-N-Run gives 25 bins for 2 and 3 bits, 45 for
-# 4, and ratios 0.5 and 0.2 for 2 and 3. The ratio for 4 bits is measured (bench/kernels.py): on
+# 4, and ratios 0.5 and 0.2 for 2 and 3. The ratio for 4 bits is measured (holdfast bench): on
 # Gaussian, heavy-tailed and trained-like rows 0.2 has all of the gain (7.7 to 8.1 % less l2 loss),
 # and 0.1 all but 0.01 %. For 8 bits a step of 1/45 of the range cuts off six of 255 levels and won
 # nothing: no search, adaptive8 equals asym8, as the paper has it.

@@ -2,9 +2,9 @@
 
     head | segment | segment | ... | footer (JSON) | tail
 
-One object per checkpoint and writer. Segments lie back to back, so that with head, footer and tail
-every byte of an object is covered by a checksum or has one legal value. ``docs/format.md`` is
-normative.
+A checkpoint has two, its rows and its dense state, since they die at different times. Segments
+lie back to back, so that with head, footer and tail every byte of an object is covered by a
+checksum or has one legal value. ``docs/format.md`` is normative.
 
 Invariants:
 - An object is never changed after it is closed, and its name is never used again.
@@ -51,19 +51,19 @@ class Extent:
         return f"{self.object}[{self.offset}:{self.offset + self.bytes}]"
 
 
-def object_name(number: int, writer: int, token: str) -> str:
+def object_name(number: int, kind: str, token: str) -> str:
     """The name of an object for catalog ``number``; the token keeps it from being used again.
 
-    >>> object_name(12, 0, "5f0c11aa")
-    'objects/c00000012/r0-5f0c11aa.hf'
+    >>> object_name(12, ROWS, "5f0c11aa")
+    'objects/c00000012/rows-5f0c11aa.hf'
     """
-    return f"objects/c{number:08d}/r{writer}-{token}.hf"
+    return f"objects/c{number:08d}/{kind}-{token}.hf"
 
 
 def number_of(name: str) -> int | None:
     """The catalog number an object was written for; None for a foreign name.
 
-    >>> number_of("objects/c00000012/r0-5f0c11aa.hf")
+    >>> number_of("objects/c00000012/rows-5f0c11aa.hf")
     12
     """
     parts = name.split("/")

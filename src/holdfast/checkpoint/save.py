@@ -23,8 +23,9 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from holdfast import events
@@ -255,27 +256,37 @@ class Save:
     def _write(self) -> None:
         self._may_encode.wait()
         self._check_cancelled()
-        writer = self._writer
-        name = object_name(writer.next_number, 0, secrets.token_hex(4))
-        out = writer.storage.create(name)
-        try:
-            builder = ObjectBuilder(name, out)
+        segments: list[SegmentEntry] = []
+        objects: list[tuple[str, int]] = []
+        with self._new_object(ROWS, objects) as builder:
             segments = self._store_parts(builder)
             self._check_cancelled()
-            assert self._dense is not None
+        assert self._dense is not None
+        # Dense state has an object of its own: it dies with its checkpoint, while the rows of a
+        # base are needed as long as its deltas are.
+        with self._new_object(DENSE, objects) as builder:
             data = tree.to_bytes(self._dense.structure, self._dense.tensors)
-            sum_ = checksum(data)
-            dense = builder.append(DENSE, "dense", (data,), sum_)
+            dense = builder.append(DENSE, "dense", (data,), checksum(data))
             self._check_cancelled()
+        full_bytes = sum(t.rows * t.row_bytes for t in self.order.schemas) + self._dense.bytes
+        size = sum(bytes_ for _, bytes_ in objects)
+        entry = self._entry(dense=dense, size=size, full_bytes=full_bytes, segments=segments)
+        self._commit(entry, tuple(segments), tuple(objects))
+
+    @contextmanager
+    def _new_object(self, kind: str, objects: list[tuple[str, int]]) -> Iterator[ObjectBuilder]:
+        """Write an object, durable at the end of the block or gone after an error."""
+        name = object_name(self._writer.next_number, kind, secrets.token_hex(4))
+        out = self._writer.storage.create(name)
+        try:
+            builder = ObjectBuilder(name, out)
+            yield builder
             started = time.perf_counter()
-            size = builder.close()
+            objects.append((name, builder.close()))
             self._store_s += time.perf_counter() - started
         except BaseException:
             out.abort()
             raise
-        full_bytes = sum(t.rows * t.row_bytes for t in self.order.schemas) + self._dense.bytes
-        entry = self._entry(dense=dense, size=size, full_bytes=full_bytes, segments=segments)
-        self._commit(entry, tuple(segments), (name, size))
 
     def _store_parts(self, builder: ObjectBuilder) -> list[SegmentEntry]:
         segments: list[SegmentEntry] = []
@@ -381,13 +392,13 @@ class Save:
         self,
         entry: CheckpointEntry,
         segments: tuple[SegmentEntry, ...],
-        object_: tuple[str, int],
+        objects: tuple[tuple[str, int], ...],
     ) -> None:
         writer, order = self._writer, self.order
         catalog = _with_schema(order.history, order.schemas)
         entry = dataclasses.replace(entry, schema=catalog.schemas.index(order.schemas))
         catalog = catalog.with_checkpoint(
-            entry, segments, object_, replaces_since=order.replaces_since
+            entry, segments, objects, replaces_since=order.replaces_since
         )
         kept = choose_kept(catalog.checkpoints, order.keep, now=writer.clock())
         before = writer.catalog.steps

@@ -62,6 +62,8 @@ class Staging:
     copy: Future[StagedPart]
 
 
+_NUMPY_KNOWS = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
+
 PartQueue = queue.SimpleQueue[Staging | None]
 
 
@@ -73,7 +75,14 @@ def take_dense(state: ModelState, extras: Mapping[str, Any]) -> DenseState:
         "extras": {name: item.state_dict() for name, item in extras.items()},
     }
     structure, tensors = tree.flatten(collected)
-    return DenseState(structure, {name: t.clone() for name, t in tensors.items()})
+    return DenseState(structure, {name: _own(tensor) for name, tensor in tensors.items()})
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    # A plain memory copy: torch's own would wake its thread pool for each of these small tensors.
+    if tensor.device.type == "cpu" and tensor.dtype in _NUMPY_KNOWS:
+        return torch.from_numpy(tensor.numpy().copy())
+    return tensor.clone()
 
 
 def take_rows(

@@ -23,10 +23,13 @@ Buffer = npt.NDArray[np.uint8]
 CHUNK_BYTES = 8 << 20
 
 
-def default_bytes_max(full_bytes: int) -> int:
-    """Room for a whole base, but no more than half of the memory that is free now."""
+def default_bytes_max(full_bytes: int, tables: int) -> int:
+    """Room for a whole base, but no more than half of the memory that is free now.
+
+    The last buffer of each table may be filled only in part.
+    """
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(2 * CHUNK_BYTES, min(full_bytes, free // 2))
+    return max(2 * CHUNK_BYTES, min(full_bytes + tables * CHUNK_BYTES, free // 2))
 
 
 class StagingPool:

@@ -70,8 +70,8 @@ def default_state_codec(weights: Codec, *, is_non_negative: bool) -> Codec:
     """
     if weights.is_lossless:
         return parse_codec("fp32")
-    if is_non_negative:
-        return parse_codec("log4" if weights.bits <= 4 else "log8")
+    if is_non_negative and weights.bits <= MAX_BITS:
+        return parse_codec(f"log{weights.bits}")
     return parse_codec("bf16")
 
 

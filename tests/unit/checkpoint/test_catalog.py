@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.checkpoint import catalog as catalogs
 from holdfast.checkpoint.catalog import BASE, DELTA, Catalog, CheckpointEntry, SegmentEntry
-from holdfast.checkpoint.object import Extent, object_name
+from holdfast.checkpoint.object import ROWS, Extent, object_name
 from holdfast.errors import ConflictError, CorruptDataError, NotFoundError, UnavailableError
 from holdfast.storage import Storage, open_storage
 from holdfast.storage.fault import Fault, FaultyStorage, When
@@ -20,7 +20,7 @@ SCHEMA = (TableSchema("t", 10, (Column("weight", 2),)),)
 
 def grown(catalog: Catalog, step: int, kind: str, *, since: int | None = None) -> Catalog:
     """The catalog with one more checkpoint of ten rows."""
-    name = object_name(step, 0, "aa")
+    name = object_name(step, ROWS, "aa")
     last = catalog.last
     base = step if kind == BASE or last is None else last.base
     extent = Extent(name, 16, 100, step)
@@ -30,7 +30,7 @@ def grown(catalog: Catalog, step: int, kind: str, *, since: int | None = None) -
         full_bytes=80, stall_s=0.0, reason="", dense=Extent(name, 116, 20, step + 1),
     )  # fmt: skip
     segment = SegmentEntry("t", step, None, 10, 0, 9, extent)
-    return catalog.with_checkpoint(entry, (segment,), (name, 300), replaces_since=since)
+    return catalog.with_checkpoint(entry, (segment,), ((name, 300),), replaces_since=since)
 
 
 def start() -> Catalog:
@@ -57,7 +57,7 @@ def test_delta_since_the_base_replaces_the_deltas_before_it() -> None:
     assert [births(catalog, step) for step in (2, 4, 6)] == [[2], [2, 4], [2, 6]]
     kept = catalog.keeping(frozenset({6}))
     assert births(kept, 6) == [2, 6]
-    assert names(kept) == {object_name(2, 0, "aa"), object_name(6, 0, "aa")}
+    assert names(kept) == {object_name(2, ROWS, "aa"), object_name(6, ROWS, "aa")}
 
 
 def test_retention_keeps_what_a_kept_step_needs() -> None:
@@ -66,7 +66,7 @@ def test_retention_keeps_what_a_kept_step_needs() -> None:
     assert births(kept, 6) == [2, 4, 6]
     assert len(kept.objects) == 3
     after_base = grown(kept, 8, BASE).keeping(frozenset({8}))
-    assert names(after_base) == {object_name(8, 0, "aa")}
+    assert names(after_base) == {object_name(8, ROWS, "aa")}
 
 
 def test_rewind_revives_what_later_steps_had_replaced() -> None:

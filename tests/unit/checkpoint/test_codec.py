@@ -286,7 +286,7 @@ def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
     [
         ("fp32", 16),
         ("asym", 5),
-        ("log", 3),
+        ("log", 5),
         ("zip", 4),
         ("adaptive", 4, 45, 1.5),
         ("kmeans-block", 4),

@@ -8,7 +8,9 @@ import pytest
 
 from holdfast.checkpoint.checksum import checksum
 from holdfast.checkpoint.object import (
+    DENSE,
     HEAD,
+    ROWS,
     ObjectBuilder,
     number_of,
     object_name,
@@ -17,7 +19,7 @@ from holdfast.checkpoint.object import (
 from holdfast.errors import CorruptDataError, NotFoundError
 from holdfast.storage import Storage, open_storage
 
-NAME = object_name(7, 0, "aa")
+NAME = object_name(7, ROWS, "aa")
 
 
 @pytest.fixture
@@ -63,16 +65,16 @@ def test_frame_is_checked_byte_by_byte(storage: Storage, tmp_path: Path) -> None
         bad = bytearray(good)
         bad[at] ^= 16
         (tmp_path / NAME).write_bytes(bad)
-        with pytest.raises(CorruptDataError, match="r0-aa"):
+        with pytest.raises(CorruptDataError, match="rows-aa"):
             read_index(storage, NAME, size)
     (tmp_path / NAME).write_bytes(good)
     assert list(read_index(storage, NAME, size).values()) == extents
     for wrong in (0, 39, size - 1, size + 1):
-        with pytest.raises(CorruptDataError, match="r0-aa"):
+        with pytest.raises(CorruptDataError, match="rows-aa"):
             read_index(storage, NAME, wrong)
 
 
 def test_names_tell_their_catalog_number_and_foreign_names_none() -> None:
-    assert number_of(object_name(123456789, 2, "ff")) == 123456789
+    assert number_of(object_name(123456789, DENSE, "ff")) == 123456789
     for name in ("objects/x1/r0.hf", "objects/c1", "other/c1/r0.hf", "objects/cx/r0.hf", "a/b/c/d"):
         assert number_of(name) is None

@@ -76,5 +76,5 @@ def test_buffers_are_used_again_and_trimmed_to_what_the_next_may_need() -> None:
 
 
 def test_default_bound_is_positive_and_no_more_than_a_base_needs() -> None:
-    assert default_bytes_max(0) == 2 * CHUNK_BYTES
-    assert default_bytes_max(1 << 60) < 1 << 60
+    assert default_bytes_max(0, tables=0) == 2 * CHUNK_BYTES
+    assert default_bytes_max(1 << 60, tables=0) < 1 << 60
