@@ -132,6 +132,19 @@ class Table:
                 chosen = torch.from_numpy(ids_N).to(column.device)
                 torch.from_numpy(out_ND).copy_(column.index_select(0, chosen))
 
+    def hash_rows(self, ids_N: np.ndarray | None = None) -> np.ndarray:
+        """A 64-bit hash of every row with its state, or of some rows."""
+        if ids_N is None:
+            arrays = self.arrays()
+        else:
+            widths = [column.width for column in self.schema().columns]
+            arrays = [np.empty((len(ids_N), width), np.float32) for width in widths]
+            self.gather(ids_N, arrays)
+        hashes_N = np.zeros(len(arrays[0]), np.uint64)
+        for array_ND in arrays:
+            row_kernels.hash_rows(array_ND, hashes_N)
+        return hashes_N
+
     def gather_range(self, start: int, stop: int, out: Sequence[np.ndarray]) -> None:
         """Copy the rows ``start`` to ``stop``, every column, into the caller's arrays."""
         for column, out_ND in zip(self.tensors(), out, strict=True):

@@ -70,7 +70,7 @@ def _storage(folder: Path) -> str:
     name = Path(device).name
     is_rotating = any(line == "1" for line in _lines(Path(f"/sys/block/{name}/queue/rotational")))
     extra = ", reported as rotating" if is_rotating else ""
-    return f"{kind} on {device}{extra}"
+    return f"{kind}{extra}"
 
 
 def file_system(folder: Path, mounts: Iterable[tuple[str, ...]]) -> tuple[str, str]:

@@ -87,6 +87,11 @@ def folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+def _settle_disk() -> None:
+    """Nobody pays for what another left in the page cache."""
+    os.sync()
+
+
 def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -107,6 +112,7 @@ class TorchSave:
         """Once, timed as it is and with the fsync after it."""
         self._path.unlink(missing_ok=True)
         work = self._work
+        _settle_disk()
         start = time.perf_counter()
         state = {"model": work.model.state_dict(), "optimizer": work.optimizer.state_dict()}
         torch.save(state, self._path)
@@ -144,6 +150,7 @@ class DistributedCheckpoint:
         """``save``, or ``async_save`` and the wait for its future."""
         shutil.rmtree(self._folder, ignore_errors=True)
         writer = FileSystemWriter(self._folder)
+        _settle_disk()
         start = time.perf_counter()
         if not self._is_async:
             dcp_save(self._state(), storage_writer=writer, no_dist=True)
@@ -207,6 +214,7 @@ class Holdfast:
             for table, ids_N in zip(work.tables, self._changed, strict=True):
                 ck.mark(table.name, ids_N)
         ck.step()
+        _settle_disk()
         start = time.perf_counter()
         save = ck.save()
         stopped = time.perf_counter() - start

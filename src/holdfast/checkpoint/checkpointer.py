@@ -42,6 +42,7 @@ from holdfast.checkpoint.baseline import (
 )
 from holdfast.checkpoint.catalog import BASE, Catalog
 from holdfast.checkpoint.load import load_checkpoint
+from holdfast.checkpoint.reader import check_stateful
 from holdfast.checkpoint.retention import as_keep
 from holdfast.checkpoint.run import as_ids
 from holdfast.checkpoint.save import Save, make_order, state_codec_name
@@ -50,13 +51,8 @@ from holdfast.checkpoint.settings import CANCEL, make_settings, open_log
 from holdfast.checkpoint.snapshot import take_dense, take_rows
 from holdfast.checkpoint.staging import StagingPool, default_bytes_max
 from holdfast.checkpoint.strategy import CodecPlan, as_strategy, plan_codec
-from holdfast.checkpoint.tracker import (
-    LOOKUP,
-    Canary,
-    Marks,
-    check_lookups_suffice,
-    make_tracker,
-)
+from holdfast.checkpoint.tracker import LOOKUP, Marks, make_tracker
+from holdfast.checkpoint.unseen import Canary, check_lookups_suffice
 from holdfast.checkpoint.warm import warm_kernels
 from holdfast.checkpoint.writer import RunWriter
 from holdfast.errors import HoldfastError, InvalidRequestError
@@ -93,7 +89,7 @@ class Checkpointer:
         if reader is not None:
             self._extras[READER] = reader
         for name, item in self._extras.items():
-            _check_stateful(name, item)
+            check_stateful(name, item)
         self._reader = reader
         self._plan_codec(restores=0)  # a bad codec is refused here, not at the first save
         self._log = open_log(self.settings)
@@ -197,6 +193,7 @@ class Checkpointer:
         self._state.check_parameters()
         self._state.check_schemas(schemas)
         self._is_torn = True
+        self._last_save = None  # the same step may come again, with other values
         started = time.perf_counter()
         loaded = load_checkpoint(self._storage, catalog, entry, self._state, self._extras)
         self._step = step
@@ -508,16 +505,6 @@ def _report_at_exit(reference: weakref.ref[Checkpointer]) -> None:
     save = None if checkpointer is None else checkpointer._running
     if save is not None and save.error is not None and not save.is_reported:
         print(f"holdfast: the last save failed: {save.error}", file=sys.stderr)
-
-
-def _check_stateful(name: str, item: Any) -> None:
-    for method in ("state_dict", "load_state_dict"):
-        if not callable(getattr(item, method, None)):
-            raise InvalidRequestError(
-                f"{name} has no {method}()",
-                type=type(item).__name__,
-                todo="give it state_dict() and load_state_dict(), or leave it out",
-            )
 
 
 def _as_storage(

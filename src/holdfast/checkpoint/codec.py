@@ -167,11 +167,6 @@ def parse_codec(text: str | Codec) -> Codec:
     return _CODECS[text]
 
 
-def check_wire(wire: bytes) -> Codec:
-    """``Codec.from_wire``, for callers that want the check."""
-    return Codec.from_wire(wire)
-
-
 def encode(codec: Codec, rows_ND: Array) -> npt.NDArray[np.uint8]:
     """Rows as one section of bytes, self-contained given the codec's wire bytes, N and D.
 

@@ -53,6 +53,21 @@ class GrantedReader(Reader, Protocol):
     def grant(self, batches: int | None) -> None: ...
 
 
+def check_stateful(name: str, item: Any) -> None:
+    """Refuse what cannot say where it is.
+
+    Raises:
+        InvalidRequestError: says which method is missing.
+    """
+    for method in ("state_dict", "load_state_dict"):
+        if not callable(getattr(item, method, None)):
+            raise InvalidRequestError(
+                f"{name} has no {method}()",
+                type=type(item).__name__,
+                todo="give it state_dict() and load_state_dict(), or leave it out",
+            )
+
+
 def shuffled(
     positions_N: npt.NDArray[np.int64], *, size: int, seed: int, epoch: int
 ) -> npt.NDArray[np.int64]:

@@ -1,11 +1,10 @@
 """The background half of a save: encode, store, commit, then let old checkpoints go.
 
-    staged parts -> codec (threads) -> segments -> one object -> catalog -> retention -> deletion
+    staged parts -> codec (threads) -> segments -> objects -> catalog -> retention -> deletion
 
 Encoding starts when the snapshot is complete, so that it does not take processor time from the
 stall, or at once where the staging buffer is too small for the snapshot. Encoding one part overlaps
-with storing the one before. The catalog is committed last; only after
-that is anything deleted.
+with storing the one before. The catalog is committed last; only after that is anything deleted.
 
 Invariants:
 - Until the commit nothing that existed before is touched; after it nothing can undo it.

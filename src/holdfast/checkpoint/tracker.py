@@ -13,7 +13,8 @@ Invariants:
 - Every cursor sees every mark once, however the other cursors advance.
 - What a failed save had taken is given back before the next one is planned.
 
-Not here: which of the changed rows to save (selection.py).
+Not here: which of the changed rows to save (selection.py); for which models marking lookups is not
+enough (unseen.py).
 
 # words_W: a bitmap of a table's rows, W words (kernels/bitmap.py)
 """
@@ -30,9 +31,9 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from holdfast.checkpoint.unseen import check_lookups_suffice
 from holdfast.errors import InvalidRequestError
 from holdfast.kernels import bitmap
-from holdfast.kernels import rows as row_kernels
 from holdfast.tables import Table
 
 Words = npt.NDArray[np.uint64]
@@ -323,7 +324,7 @@ class HashCursor:
         self._hashes = self._hash_now()
 
     def _hash_now(self) -> dict[str, npt.NDArray[np.uint64]]:
-        return {table.name: hash_table(table) for table in self._tables}
+        return {table.name: table.hash_rows() for table in self._tables}
 
     def _compare(self, hashes: Mapping[str, npt.NDArray[np.uint64]]) -> Marks:
         seen: Marks = {}
@@ -357,117 +358,6 @@ class HashCursor:
         self._given_back = {}
 
 
-def hash_table(table: Table, ids_N: Ids | None = None) -> npt.NDArray[np.uint64]:
-    """A hash of every row with its state, or of some rows."""
-    if ids_N is None:
-        arrays = table.arrays()
-    else:
-        widths = [column.width for column in table.schema().columns]
-        arrays = [np.empty((len(ids_N), width), np.float32) for width in widths]
-        table.gather(ids_N, arrays)
-    hashes_N = np.zeros(len(arrays[0]), np.uint64)
-    for array_ND in arrays:
-        row_kernels.hash_rows(array_ND, hashes_N)
-    return hashes_N
-
-
-class Canary:
-    """A few rows of each table, hashed: tells when rows change that nobody looked up.
-
-    The checks of ``find_unseen_movers`` know the optimizers there are; the canary catches the rest
-    (a weight edited by hand, a regularizer, an optimizer swapped later) at the next save.
-    """
-
-    ROWS = 512
-
-    def __init__(self, tables: Iterable[Table]) -> None:
-        self._tables = list(tables)
-        self._ids = {
-            table.name: np.unique(np.linspace(0, table.rows - 1, self.ROWS).astype(np.int64))
-            for table in self._tables
-        }
-        self._hashes: dict[str, tuple[int, npt.NDArray[np.uint64]]] = {}
-        self.reset()
-
-    def reset(self) -> None:
-        """Take the rows as they are now as known."""
-        for table in self._tables:
-            self._remember(table)
-
-    def _remember(self, table: Table) -> None:
-        hashes = hash_table(table, self._ids[table.name])
-        self._hashes[table.name] = (len(table.schema().columns), hashes)
-
-    def check(self, marks: Mapping[str, Words]) -> None:
-        """Compare the rows that are not marked with what they were.
-
-        Raises:
-            InvalidRequestError: names the table and a row that changed without being looked up.
-        """
-        for table in self._tables:
-            columns, known = self._hashes[table.name]
-            if columns != len(table.schema().columns):
-                continue  # row state appeared since: the next checkpoint is a base anyway
-            ids_N = self._ids[table.name]
-            changed = hash_table(table, ids_N) != known
-            escaped = ids_N[changed & ~bitmap.is_set(marks[table.name], ids_N)]
-            if escaped.size:
-                raise InvalidRequestError(
-                    "rows changed that training never looked up",
-                    table=table.name,
-                    row=int(escaped[0]),
-                    found=int(escaped.size),
-                    sampled=int(ids_N.size),
-                    todo="declare them with ck.mark(table, ids), or pass tracking='hash'",
-                )
-
-
-def find_unseen_movers(tables: Iterable[Table], all_parameters: nn.Module) -> list[str]:
-    """Why marking lookups would miss changes, one sentence for each table concerned."""
-    owners: dict[int, list[str]] = {}
-    for path, module in all_parameters.named_modules():
-        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
-                owners.setdefault(id(parameter), []).append(f"{path}.{name}")
-    reasons = []
-    for table in tables:
-        if not table.parameter.requires_grad:
-            continue
-        reason = _unseen_mover(table) or _foreign_forward(table)
-        shared = owners.get(id(table.parameter))
-        if reason is None and shared:
-            reason = f"its weight is shared with {shared[0]}, which changes rows without a lookup"
-        if reason is not None:
-            reasons.append(f"{table.name}: {reason}")
-    return reasons
-
-
-def _foreign_forward(table: Table) -> str | None:
-    known = (nn.Embedding.forward, nn.EmbeddingBag.forward)
-    if all(module.sparse for module in table.modules):
-        return None  # sparse gradients name their rows, whatever forward does
-    if all(type(module).forward in known for module in table.modules):
-        return None
-    return "its module has a forward() of its own, which may look up other rows than it is given"
-
-
-def _unseen_mover(table: Table) -> str | None:
-    optimizer = table.optimizer
-    groups = [] if optimizer is None else optimizer.param_groups
-    owning = [g for g in groups if any(p is table.parameter for p in g["params"])]
-    if not owning:
-        return "no optimizer was given that updates it"
-    group = owning[0]
-    kind = type(optimizer).__name__
-    if type(optimizer) not in (torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam):
-        return f"{kind} may move rows that were not looked up"
-    if group.get("momentum", 0):
-        return f"{kind} with momentum keeps moving rows after their lookup"
-    if group.get("weight_decay", 0):
-        return f"{kind} with weight_decay moves every row"
-    return None
-
-
 def make_tracker(tracking: str, tables: list[Table], model: nn.Module) -> Tracker:
     """The tracker a user asked for, if it holds for this model.
 
@@ -480,19 +370,3 @@ def make_tracker(tracking: str, tables: list[Table], model: nn.Module) -> Tracke
         raise InvalidRequestError("unknown tracking", tracking=tracking, known=[LOOKUP, HASH])
     check_lookups_suffice(tables, model)
     return LookupTracker(tables)
-
-
-def check_lookups_suffice(tables: list[Table], model: nn.Module) -> None:
-    """Refuse to track lookups where rows move without one.
-
-    Raises:
-        InvalidRequestError: names the tables and why, and what to do.
-    """
-    reasons = find_unseen_movers(tables, model)
-    if reasons:
-        shown = "; ".join(reasons[:3]) + (f"; and {len(reasons) - 3} more" * (len(reasons) > 3))
-        raise InvalidRequestError(
-            f"tracking lookups would miss rows that change ({shown})",
-            todo="pass tracking='hash' to compare row hashes instead, or use SGD without momentum "
-            "and weight decay, Adagrad or SparseAdam for the tables",
-        )

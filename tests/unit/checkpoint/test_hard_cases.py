@@ -366,6 +366,18 @@ def test_saving_a_step_twice_returns_its_save(tmp_path: Path) -> None:
         assert ck.save().durable().step == 1
 
 
+def test_step_reached_again_after_going_back_is_saved_again(tmp_path: Path) -> None:
+    model, optimizers = build()
+    with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers, every=2, **EXACT) as ck:
+        train_steps(model, optimizers, range(4), after=ck.step)
+        ck.restore(2, discard_later=True)
+        train_steps(model, optimizers, range(10, 12), after=ck.step)
+        ck.wait()
+        expected = fingerprint(model, optimizers)
+        ck.restore(4)
+        assert fingerprint(model, optimizers) == expected
+
+
 def test_resume_while_a_save_runs_loads_that_save(tmp_path: Path) -> None:
     model, optimizers = build()
     with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers, **EXACT) as ck:

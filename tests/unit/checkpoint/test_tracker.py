@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.checkpoint.tracker import Canary, HashTracker, LookupTracker, Marks
+from holdfast.checkpoint.tracker import HashTracker, LookupTracker, Marks
+from holdfast.checkpoint.unseen import Canary
 from holdfast.errors import InvalidRequestError
 from holdfast.kernels import bitmap
 from holdfast.tables import find_tables
