@@ -88,7 +88,11 @@ def folder_bytes(folder: Path) -> int:
 
 
 def _settle_disk() -> None:
-    """Nobody pays for what another left in the page cache."""
+    """Nobody pays for what another left in the page cache.
+
+    Everybody writes an untimed checkpoint first: a disk that is fast for a while and then slow, as
+    rented ones are, must be equally tired for all.
+    """
     os.sync()
 
 
@@ -110,9 +114,11 @@ class TorchSave:
 
     def save(self, after_stop: Callable[[], None]) -> dict[str, Spent]:
         """Once, timed as it is and with the fsync after it."""
-        self._path.unlink(missing_ok=True)
         work = self._work
+        state = {"model": work.model.state_dict(), "optimizer": work.optimizer.state_dict()}
+        torch.save(state, self._path)
         _settle_disk()
+        self._path.unlink()
         start = time.perf_counter()
         state = {"model": work.model.state_dict(), "optimizer": work.optimizer.state_dict()}
         torch.save(state, self._path)
@@ -149,8 +155,10 @@ class DistributedCheckpoint:
     def save(self, after_stop: Callable[[], None]) -> dict[str, Spent]:
         """``save``, or ``async_save`` and the wait for its future."""
         shutil.rmtree(self._folder, ignore_errors=True)
-        writer = FileSystemWriter(self._folder)
+        dcp_save(self._state(), storage_writer=FileSystemWriter(self._folder), no_dist=True)
         _settle_disk()
+        shutil.rmtree(self._folder)
+        writer = FileSystemWriter(self._folder)
         start = time.perf_counter()
         if not self._is_async:
             dcp_save(self._state(), storage_writer=writer, no_dist=True)
