@@ -23,7 +23,7 @@ from holdfast.bench.timing import median_seconds
 from holdfast.checkpoint.codec import Codec, decode, decode_into, encode, parse_codec
 
 SEED = 20240610
-CHUNK_BYTES = 8 << 20
+BUFFER_BYTES = 8 << 20
 FIGURE_5 = ("sym", "asym", "kmeans-block", "kmeans-cluster", "kmeans", "adaptive")
 BINS = (5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 60)
 SHOWN_ROWS = "trained-like"
@@ -87,7 +87,7 @@ class ChunkLoop:
         rng = np.random.default_rng(SEED)
         self.table_MD = np.zeros((rows * 5 // 4, width), np.float32)
         self.ids_N = np.sort(rng.permutation(len(self.table_MD))[:rows])
-        step = CHUNK_BYTES // (4 * width)
+        step = BUFFER_BYTES // (4 * width)
         self.chunks = [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
         self.sections = [encode(self.codec, self.rows_ND[chunk]) for chunk in self.chunks]
 

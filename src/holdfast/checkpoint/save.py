@@ -255,7 +255,6 @@ class Save:
     def _write(self) -> None:
         self._may_encode.wait()
         self._check_cancelled()
-        segments: list[SegmentEntry] = []
         objects: list[tuple[str, int]] = []
         with self._new_object(ROWS, objects) as builder:
             segments = self._store_parts(builder)
@@ -276,16 +275,12 @@ class Save:
     def _new_object(self, kind: str, objects: list[tuple[str, int]]) -> Iterator[ObjectBuilder]:
         """Write an object, durable at the end of the block or gone after an error."""
         name = object_name(self._writer.next_number, kind, secrets.token_hex(4))
-        out = self._writer.storage.create(name)
-        try:
+        with self._writer.storage.create(name) as out:
             builder = ObjectBuilder(name, out)
             yield builder
             started = time.perf_counter()
             objects.append((name, builder.close()))
             self._store_s += time.perf_counter() - started
-        except BaseException:
-            out.abort()
-            raise
 
     def _store_parts(self, builder: ObjectBuilder) -> list[SegmentEntry]:
         segments: list[SegmentEntry] = []

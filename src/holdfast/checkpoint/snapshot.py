@@ -27,7 +27,7 @@ import torch
 
 from holdfast.checkpoint import tree
 from holdfast.checkpoint.selection import RowPart, Selection
-from holdfast.checkpoint.staging import CHUNK_BYTES, Buffer, StagingPool
+from holdfast.checkpoint.staging import BUFFER_BYTES, Buffer, StagingPool
 from holdfast.errors import InvalidRequestError
 from holdfast.tables import ModelState, Table, TableSchema
 
@@ -101,7 +101,7 @@ def take_rows(
     """
     copies: deque[Future[StagedPart]] = deque()
     for table, schema, selection in zip(tables, schemas, selections, strict=True):
-        rows_max = max(1, CHUNK_BYTES // schema.row_bytes)
+        rows_max = max(1, BUFFER_BYTES // schema.row_bytes)
         for part in selection.parts(rows_max):
             buffer = pool.acquire(part.rows * schema.row_bytes)
             copy = threads.submit(_copy, table, schema, part, buffer)

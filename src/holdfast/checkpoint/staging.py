@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 Buffer = npt.NDArray[np.uint8]
 
-CHUNK_BYTES = 8 << 20
+BUFFER_BYTES = 8 << 20
 
 
 def default_bytes_max(full_bytes: int, tables: int) -> int:
@@ -29,7 +29,7 @@ def default_bytes_max(full_bytes: int, tables: int) -> int:
     The last buffer of each table may be filled only in part.
     """
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(2 * CHUNK_BYTES, min(full_bytes + tables * CHUNK_BYTES, free // 2))
+    return max(2 * BUFFER_BYTES, min(full_bytes + tables * BUFFER_BYTES, free // 2))
 
 
 class StagingPool:
@@ -54,7 +54,7 @@ class StagingPool:
     def acquire(self, size: int) -> Buffer:
         """A buffer of at least ``size`` bytes; waits while the pool is exhausted."""
         # One size for all but the small ends of tables, so that buffers fit the next snapshot too.
-        size = CHUNK_BYTES if CHUNK_BYTES // 4 < size <= CHUNK_BYTES else size
+        size = BUFFER_BYTES if BUFFER_BYTES // 4 < size <= BUFFER_BYTES else size
         with self._changed:
             while self._failure is None and self._out and self._out + size > self.bytes_max:
                 self._on_starved()
@@ -72,7 +72,7 @@ class StagingPool:
         """Take a buffer back."""
         with self._changed:
             self._out -= buffer.nbytes
-            if buffer.nbytes == CHUNK_BYTES:
+            if buffer.nbytes == BUFFER_BYTES:
                 self._free.append(buffer)
             self._changed.notify_all()
 
@@ -85,7 +85,7 @@ class StagingPool:
     def trim(self) -> None:
         """Keep what the next snapshot can be expected to need: twice the last, as deltas grow."""
         with self._changed:
-            del self._free[2 * self._peak // CHUNK_BYTES + 1 :]
+            del self._free[2 * self._peak // BUFFER_BYTES + 1 :]
 
     @property
     def bytes_held(self) -> int:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from holdfast.checkpoint.staging import CHUNK_BYTES, StagingPool, default_bytes_max
+from holdfast.checkpoint.staging import BUFFER_BYTES, StagingPool, default_bytes_max
 
 
 def waiting_acquire(pool: StagingPool, size: int) -> tuple[threading.Thread, list[object]]:
@@ -59,22 +59,22 @@ def test_failed_writer_wakes_the_snapshot_with_its_error() -> None:
 
 
 def test_buffers_are_used_again_and_trimmed_to_what_the_next_may_need() -> None:
-    pool = StagingPool(8 * CHUNK_BYTES)
+    pool = StagingPool(8 * BUFFER_BYTES)
     pool.begin(lambda: None)
-    buffers = [pool.acquire(CHUNK_BYTES) for _ in range(4)]
+    buffers = [pool.acquire(BUFFER_BYTES) for _ in range(4)]
     addresses = {buffer.ctypes.data for buffer in buffers}
     for buffer in buffers:
         pool.release(buffer)
     pool.trim()
     pool.begin(lambda: None)
-    again = pool.acquire(CHUNK_BYTES - 5)
+    again = pool.acquire(BUFFER_BYTES - 5)
     assert again.ctypes.data in addresses
     pool.release(again)
-    assert pool.bytes_held == 4 * CHUNK_BYTES
+    assert pool.bytes_held == 4 * BUFFER_BYTES
     pool.trim()
-    assert CHUNK_BYTES <= pool.bytes_held < 4 * CHUNK_BYTES
+    assert BUFFER_BYTES <= pool.bytes_held < 4 * BUFFER_BYTES
 
 
 def test_default_bound_is_positive_and_no_more_than_a_base_needs() -> None:
-    assert default_bytes_max(0, tables=0) == 2 * CHUNK_BYTES
+    assert default_bytes_max(0, tables=0) == 2 * BUFFER_BYTES
     assert default_bytes_max(1 << 60, tables=0) < 1 << 60
