@@ -167,6 +167,36 @@ class CollectionFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Extracted(Event):
+    """A round of extraction was committed: chunks looked at, passed over by stage, moved; bytes."""
+
+    kind: ClassVar[str] = "extracted"
+    step: int
+    chunks: int
+    by_range: int
+    by_filter: int
+    by_ratio: int
+    extracted: int
+    closed: int
+    moved: int
+    rows: int
+    read_bytes: int
+    written_bytes: int
+    killed_rows: int
+    garbage_bytes: int
+    seconds: float
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtractionFailed(Event):
+    """A round of extraction failed; nothing is lost, and the next save tries again."""
+
+    kind: ClassVar[str] = "extraction_failed"
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainProgress(Event):
     """A training loop's own report: where it is and how well the model does."""
 

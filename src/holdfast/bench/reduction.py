@@ -216,7 +216,7 @@ def _row_cost(storage: Storage, segments: list[catalogs.SegmentEntry]) -> RowCos
         )
         header = parse_header(memoryview(head), total_bytes=extent.bytes, where=extent.describe())
         rows += header.rows
-        ids += header.ids_bytes
+        ids += header.ids.bytes
         total += extent.bytes
         names = [Codec.from_wire(column.wire).name for column in header.columns]
         for column in header.columns:

@@ -1,11 +1,12 @@
-"""When to take a base: the policies of Check-N-Run, as pure functions that give their reason.
+"""When to take a base: the policies of Check-N-Run and IncrCP, as pure functions with reasons.
 
 | policy | a delta holds the rows changed since | a base is taken |
 |---|---|---|
 | full | – | always |
 | one-shot | the base | once |
 | consecutive | the last checkpoint | once |
-| intermittent | the base | when F_c <= I_c (section 4.1.1) |
+| intermittent | the base | when F_c <= I_c (Check-N-Run, section 4.1.1) |
+| recovery-time | the last checkpoint | when T_base < T_incre (IncrCP, section 4.5) |
 
 Invariant: the first checkpoint of a run, and one whose tables have other columns than the base's,
 is always a base.
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.checkpoint.catalog import BASE, DELTA
+from holdfast.checkpoint.catalog import BASE, DELTA, Catalog
 from holdfast.errors import InvalidRequestError
 
 SINCE_BASE, SINCE_LAST = "base", "last"
@@ -25,8 +26,10 @@ _SINCE = {
     "one-shot": SINCE_BASE,
     "consecutive": SINCE_LAST,
     "intermittent": SINCE_BASE,
+    "recovery-time": SINCE_LAST,
 }
 POLICIES = tuple(_SINCE)
+BASE_WINS_BY = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +57,95 @@ def deltas_since(policy: str) -> str | None:
     return _SINCE[check_policy(policy)]
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What is known of times, in seconds; bytes are those of rows.
+
+    ``build_base_s`` and ``build_delta_s`` are C_base and C_incre of IncrCP, from snapshot to
+    commit; zero where none was measured. ``restore_base_s`` is R_base, None where nothing was
+    restored. ``restores`` are (bytes since the base, seconds for them) of the last restores, newest
+    last. ``delta_bytes`` is what a restore would read beyond the base.
+    """
+
+    base_bytes: int
+    delta_bytes: int
+    build_base_s: float
+    build_delta_s: float
+    restore_base_s: float | None = None
+    restores: Sequence[tuple[int, float]] = ()
+
+
+def measure(history: Catalog) -> Measured | None:
+    """What a run knows of times since its last base; None without a base."""
+    last = history.last
+    if last is None or not history.growth:
+        return None
+    base, *deltas = history.growth
+    alive = history.alive(last.step)
+    return Measured(
+        base_bytes=sum(s.extent.bytes for s in alive if s.born <= last.base),
+        delta_bytes=sum(s.extent.bytes for s in alive if s.born > last.base),
+        build_base_s=base.build_s,
+        # The least of them: whatever else the machine did only makes a time longer.
+        build_delta_s=min((item.build_s for item in deltas), default=0.0),
+        restore_base_s=history.recoveries[-1].base_s if history.recoveries else None,
+        restores=[(r.delta_bytes, r.delta_s) for r in history.recoveries],
+    )
+
+
+def estimate_restore(measured: Measured) -> tuple[float, str]:
+    """R_i: how long reading what changed since the base will take, and from what that is known.
+
+    A line through the last two restores, as the paper has it; with one restore or two of the same
+    size, in proportion to bytes; with none, at the speed at which the base was written.
+
+    >>> estimate_restore(Measured(100, 30, 5.0, 0.1, restores=[(10, 1.0), (20, 1.5)]))
+    (2.0, 'the last two restores')
+    """
+    known = [(size, seconds) for size, seconds in measured.restores if size > 0][-2:]
+    if len(known) == 2 and known[0][0] != known[1][0]:
+        (x0, y0), (x1, y1) = known
+        slope = (y1 - y0) / (x1 - x0)
+        if slope > 0:  # noise can make a larger restore look faster
+            return max(0.0, y1 + slope * (measured.delta_bytes - x1)), "the last two restores"
+    if known:
+        size, seconds = known[-1]
+        return seconds / size * measured.delta_bytes, "the last restore"
+    speed = max(1, measured.base_bytes) / max(1e-9, measured.build_base_s)
+    return measured.delta_bytes / speed, "bytes, at the speed the base was written"
+
+
+def _plan_by_recovery(measured: Measured | None) -> CheckpointPlan:
+    """T_base = C_base + R_base against T_incre = C_incre + R_base + R_i.
+
+    Where times are short, noise is larger than what they differ by. So an increment is never taken
+    to be slower to build than a base, which writes more, and a base must win by a tenth.
+    """
+    if measured is None or measured.build_base_s == 0:
+        return CheckpointPlan(DELTA, SINCE_LAST, "an increment: no base was timed yet")
+    delta_s, source = estimate_restore(measured)
+    build_s = measured.build_base_s
+    base_s = build_s if measured.restore_base_s is None else measured.restore_base_s
+    with_base = build_s + base_s
+    without = min(measured.build_delta_s, build_s) + base_s + delta_s
+    compared = f"T_base {with_base:.3g} s {{}} T_incre {without:.3g} s (R_i from {source})"
+    if with_base * BASE_WINS_BY < without:
+        return CheckpointPlan(BASE, None, compared.format("<"))
+    return CheckpointPlan(DELTA, SINCE_LAST, compared.format("not a tenth below"))
+
+
 def plan_checkpoint(
-    policy: str, delta_sizes: Sequence[float] | None, *, must_be_base: str | None = None
+    policy: str,
+    delta_sizes: Sequence[float] | None,
+    *,
+    must_be_base: str | None = None,
+    measured: Measured | None = None,
 ) -> CheckpointPlan:
     """What to save next.
 
     ``delta_sizes`` are the deltas since the base as fractions of the base's bytes (S_1 .. S_i in
-    the paper); None where there is no base yet. ``must_be_base`` forces one, with its reason.
+    Check-N-Run); None where there is no base yet. ``must_be_base`` forces one, with its reason.
+    ``measured`` is what IncrCP's policy compares.
 
     >>> plan_checkpoint("intermittent", [0.25, 0.3]).kind
     'delta'
@@ -78,6 +163,8 @@ def plan_checkpoint(
             return CheckpointPlan(DELTA, SINCE_BASE, "policy one-shot: one base for the run")
         case "consecutive":
             return CheckpointPlan(DELTA, SINCE_LAST, "policy consecutive: changes since the last")
+        case "recovery-time":
+            return _plan_by_recovery(measured)
     future_with_base = 1.0 + sum(delta_sizes)  # F_c
     future_without = (len(delta_sizes) + 1) * delta_sizes[-1] if delta_sizes else 0.0  # I_c
     compared = f"F_c {future_with_base:.2f} {{}} I_c {future_without:.2f}"

@@ -1,22 +1,27 @@
 """The catalog: what exists. Committing the next one is what makes a checkpoint exist.
 
 A catalog is a whole description of a run: its checkpoints, the segments they are made of, the
-objects those lie in. Catalogs are numbered; the highest number is the run's state. Restoring step
-``s`` reads the segments with ``born <= s < died`` in the order they were born: later wins.
+objects those lie in, the grids that were made of them. Catalogs are numbered; the highest number is
+the run's state. Restoring step ``s`` reads the segments with ``born <= s < died`` in the order they
+were born: later wins. Up to the step a grid is worked off ``through``, it is also known which rows
+of a segment are dead at ``s``, so that there no order is needed (restore.py).
 
 Invariants:
 - A catalog names only objects that are already durable.
 - A committed catalog is never rewritten: the next number is put only if absent, so of two writers
   one gets ``ConflictError``.
 - Every object a kept checkpoint needs is in ``objects``; nothing else is.
+- Going back in time forgets every death after that time (``rewound``).
 
-Not here: choosing rows (selection.py), what to drop (retention.py), deleting (writer.py).
+Not here: choosing rows (selection.py), what to drop (retention.py), deleting (writer.py), filling a
+grid (grid.py, extract.py).
 """
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
+import itertools
 import json
 from dataclasses import dataclass
 from typing import Any, Self
@@ -28,7 +33,8 @@ from holdfast.errors import ConflictError, CorruptDataError, NotFoundError, Unav
 from holdfast.storage.base import Storage
 from holdfast.tables import Column, TableSchema
 
-FORMAT = 1
+FORMAT = 2
+_READABLE = (1, 2)
 PREFIX = "catalog/"
 _MAGIC = "holdfast-catalog"
 BASE, DELTA = "base", "delta"
@@ -36,7 +42,11 @@ BASE, DELTA = "base", "delta"
 
 @dataclass(frozen=True, slots=True)
 class SegmentEntry:
-    """Some versions of one table's rows: born at one checkpoint, dead from another on."""
+    """Some versions of one table's rows: born at one checkpoint, all dead from another on.
+
+    A segment may know which of its rows died before the others (segment.py); what it says of steps
+    after ``deaths_through`` is void, because training went back behind them.
+    """
 
     table: str
     born: int
@@ -45,6 +55,7 @@ class SegmentEntry:
     first: int
     last: int
     extent: Extent
+    deaths_through: int | None = None
 
     def is_alive(self, step: int) -> bool:
         """Whether a restore of ``step`` reads this segment."""
@@ -70,6 +81,41 @@ class CheckpointEntry:
     stall_s: float
     reason: str
     dense: Extent
+    build_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GridEntry:
+    """The grids of all tables over one base: how far they are worked off.
+
+    ``kills`` is where the deletion vectors lie: for rows of segments that are not extracted, the
+    step they died at (kills.py). They are complete for every checkpoint up to ``through``; what
+    they say of later ones is void. ``end`` is the base that ended this grid.
+    """
+
+    base: int
+    end: int | None
+    through: int
+    kills: Extent | None
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What a checkpoint added: bytes of rows, and how long it took to build."""
+
+    step: int
+    row_bytes: int
+    build_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """A restore that was measured: what was read of the base and of what changed since."""
+
+    base_bytes: int
+    base_s: float
+    delta_bytes: int
+    delta_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +139,11 @@ class Catalog:
     segments: tuple[SegmentEntry, ...] = ()
     objects: tuple[tuple[str, int], ...] = ()
     rewinds: tuple[Rewind, ...] = ()
-    growth: tuple[tuple[int, int], ...] = ()
-    """(step, bytes of rows) of the last base and every delta since, retained or not."""
+    growth: tuple[Growth, ...] = ()
+    """The last base and every delta since, retained or not."""
+    grids: tuple[GridEntry, ...] = ()
+    recoveries: tuple[Recovery, ...] = ()
+    """The last two."""
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -133,6 +182,23 @@ class Catalog:
         ]
         return sorted(chosen, key=lambda segment: segment.born)
 
+    def grid_of(self, entry: CheckpointEntry) -> GridEntry | None:
+        """The grid that a checkpoint is part of."""
+        for grid in reversed(self.grids):
+            if grid.base == entry.base:
+                return grid
+        return None
+
+    def restore_bytes(self) -> dict[int, int]:
+        """How many bytes of rows a restore of each step reads."""
+        steps = self.steps
+        change = [0] * (len(steps) + 1)
+        for segment in self.segments:
+            change[bisect.bisect_left(steps, segment.born)] += segment.extent.bytes
+            if segment.died is not None:
+                change[bisect.bisect_left(steps, segment.died)] -= segment.extent.bytes
+        return dict(zip(steps, itertools.accumulate(change), strict=False))
+
     def with_checkpoint(
         self,
         entry: CheckpointEntry,
@@ -147,27 +213,41 @@ class Catalog:
         segments born after it die now (a base replaces all that came before).
         """
         replaced = -1 if entry.kind == BASE else replaces_since
-        older = tuple(
-            dataclasses.replace(segment, died=entry.step)
-            if segment.died is None and replaced is not None and segment.born > replaced
-            else segment
-            for segment in self.segments
-        )
-        grown = (entry.step, entry.row_bytes)
+        older, grids = self.segments, self.grids
+        if replaced is not None:
+            older = tuple(
+                dataclasses.replace(segment, died=entry.step)
+                if segment.died is None and segment.born > replaced
+                else segment
+                for segment in older
+            )
+        if entry.kind == BASE:
+            grids = tuple(
+                dataclasses.replace(grid, end=entry.step) if grid.end is None else grid
+                for grid in grids
+            )
+        grown = _growth(entry)
         return dataclasses.replace(
             self,
             checkpoints=(*self.checkpoints, entry),
             segments=(*older, *segments),
             objects=(*self.objects, *objects),
             growth=(grown,) if entry.kind == BASE else (*self.growth, grown),
+            grids=grids,
         )
+
+    def with_grid(self, grid: GridEntry) -> Self:
+        """This catalog with one grid begun, or moved on."""
+        others = [item for item in self.grids if item.base != grid.base]
+        grids = tuple(sorted((*others, grid), key=lambda item: item.base))
+        return dataclasses.replace(self, grids=grids)
 
     def delta_sizes(self) -> list[float] | None:
         """The deltas since the last base as fractions of its bytes; None without a base."""
         if not self.growth:
             return None
-        base_bytes = max(1, self.growth[0][1])
-        return [size / base_bytes for _, size in self.growth[1:]]
+        base_bytes = max(1, self.growth[0].row_bytes)
+        return [item.row_bytes / base_bytes for item in self.growth[1:]]
 
     def rewound(self, step: int) -> Self:
         """This catalog without what came after ``step``."""
@@ -176,21 +256,39 @@ class Catalog:
             return self
         kept = tuple(entry for entry in self.checkpoints if entry.step <= step)
         segments = tuple(
-            dataclasses.replace(s, died=None) if s.died is not None and s.died > step else s
+            dataclasses.replace(
+                s,
+                died=None,
+                deaths_through=step if s.deaths_through is None else min(step, s.deaths_through),
+            )
+            if s.died is not None and s.died > step
+            else s
             for s in self.segments
             if s.born <= step
         )
-        growth = tuple(item for item in self.growth if item[0] <= step)
+        grids = tuple(
+            dataclasses.replace(
+                grid,
+                through=min(grid.through, step),
+                end=None if grid.end is not None and grid.end > step else grid.end,
+            )
+            for grid in self.grids
+            if grid.base <= step
+        )
+        growth = tuple(item for item in self.growth if item.step <= step)
         if kept and not growth:  # behind the last base: what is still known of the one before
             base_bytes = sum(s.extent.bytes for s in segments if s.born == kept[-1].base)
             deltas = [e for e in kept if e.base == kept[-1].base and e.kind == DELTA]
-            growth = ((kept[-1].base, base_bytes), *((e.step, e.row_bytes) for e in deltas))
+            build_s = next((e.build_s for e in kept if e.step == kept[-1].base), 0.0)
+            base = Growth(kept[-1].base, base_bytes, build_s)
+            growth = (base, *(_growth(e) for e in deltas))
         rewound = dataclasses.replace(
             self,
             checkpoints=kept,
             segments=segments,
             rewinds=(*self.rewinds, Rewind(step, last.step)),
             growth=growth,
+            grids=grids,
         )
         return rewound.without_dead()
 
@@ -208,9 +306,16 @@ class Catalog:
             return at < len(steps) and segment.is_alive(steps[at])
 
         segments = tuple(segment for segment in self.segments if is_read(segment))
+        bases = {entry.base for entry in self.checkpoints}
+        grids = tuple(grid for grid in self.grids if grid.base in bases)
         needed = {s.extent.object for s in segments} | {e.dense.object for e in self.checkpoints}
+        needed |= {grid.kills.object for grid in grids if grid.kills is not None}
         objects = tuple(item for item in self.objects if item[0] in needed)
-        return dataclasses.replace(self, segments=segments, objects=objects)
+        return dataclasses.replace(self, segments=segments, objects=objects, grids=grids)
+
+
+def _growth(entry: CheckpointEntry) -> Growth:
+    return Growth(entry.step, entry.row_bytes, entry.build_s)
 
 
 def name_of(number: int) -> str:
@@ -251,26 +356,30 @@ def to_bytes(catalog: Catalog) -> bytes:
         ],
         "objects": [list(item) for item in catalog.objects],
         "checkpoints": [
-            {**_fields(entry), "dense": extent(entry.dense)} for entry in catalog.checkpoints
+            [*(getattr(entry, name) for name in _CHECKPOINT_FIELDS), *extent(entry.dense)]
+            for entry in catalog.checkpoints
         ],
         "tables": tables,
         "segments": [
             [table_at[s.table], s.born, s.died, s.rows, s.first, s.last, *extent(s.extent)]
+            + ([] if s.deaths_through is None else [s.deaths_through])
             for s in catalog.segments
         ],
         "rewinds": [[r.to, r.last] for r in catalog.rewinds],
-        "growth": [list(item) for item in catalog.growth],
+        "growth": [[item.step, item.row_bytes, item.build_s] for item in catalog.growth],
+        "grids": [
+            [g.base, g.end, g.through, None if g.kills is None else extent(g.kills)]
+            for g in catalog.grids
+        ],
+        "recoveries": [list(dataclasses.astuple(r)) for r in catalog.recoveries],
     }
     text = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
     return f"{_MAGIC} {FORMAT} {as_hex(checksum(text))}\n".encode() + text + b"\n"
 
 
-def _fields(entry: CheckpointEntry) -> dict[str, Any]:
-    return {
-        field.name: getattr(entry, field.name)
-        for field in dataclasses.fields(entry)
-        if field.name != "dense"
-    }
+_CHECKPOINT_FIELDS = tuple(
+    field.name for field in dataclasses.fields(CheckpointEntry) if field.name != "dense"
+)
 
 
 def from_bytes(data: bytes, *, where: str = "catalog") -> Catalog:
@@ -294,19 +403,27 @@ def from_bytes(data: bytes, *, where: str = "catalog") -> Catalog:
     text = rest[:-1]
     if words[2] != as_hex(checksum(text)).encode():
         raise damaged("checksum mismatch")
-    if words[1] != str(FORMAT).encode():
+    if words[1] not in [str(known).encode() for known in _READABLE]:
         raise damaged(f"unknown format {words[1][:8]!r}")
     try:
-        catalog = _parse(stored_json.parse(text))
+        catalog = _parse(stored_json.parse(text), int(words[1]))
         _check(catalog)
     except (ValueError, KeyError, TypeError, IndexError, RecursionError, AttributeError) as error:
         raise damaged(f"impossible content ({error!r})"[:200]) from error
     return catalog
 
 
-def _parse(body: dict[str, Any]) -> Catalog:
-    if body["format"] != FORMAT:
+def _parse(body: dict[str, Any], format_: int) -> Catalog:
+    if body["format"] != format_:
         raise ValueError("format")
+    if format_ == 1:  # the same, with checkpoints as objects and without grids
+        body = {**body, "grids": [], "recoveries": []}
+        body["growth"] = [[*item, 0.0] for item in body["growth"]]
+        body["checkpoints"] = [
+            [*(fields[name] for name in _CHECKPOINT_FIELDS if name != "build_s"), 0.0,
+             *fields["dense"]]
+            for fields in body["checkpoints"]
+        ]  # fmt: skip
     objects = tuple(
         (stored_json.text(name), stored_json.count(size)) for name, size in body["objects"]
     )
@@ -334,20 +451,34 @@ def _parse(body: dict[str, Any]) -> Catalog:
         for schema in body["schemas"]
     )
     checkpoints = tuple(
-        CheckpointEntry(**{**fields, "dense": extent(*fields["dense"])})
-        for fields in body["checkpoints"]
+        CheckpointEntry(
+            **dict(zip(_CHECKPOINT_FIELDS, values[:-4], strict=True)), dense=extent(*values[-4:])
+        )
+        for values in body["checkpoints"]
     )
     segments = tuple(
         SegmentEntry(
             tables[stored_json.count(table)],
             stored_json.count(born),
-            None if died is None else stored_json.count(died),
+            _count_or_none(died),
             stored_json.count(rows),
             stored_json.count(first),
             stored_json.count(last),
             extent(place, offset, size, sum_),
+            *(stored_json.count(step) for step in more),
         )
-        for table, born, died, rows, first, last, place, offset, size, sum_ in body["segments"]
+        for table, born, died, rows, first, last, place, offset, size, sum_, *more in body[
+            "segments"
+        ]
+    )
+    grids = tuple(
+        GridEntry(
+            stored_json.count(base),
+            _count_or_none(end),
+            stored_json.count(through),
+            None if kills is None else extent(*kills),
+        )
+        for base, end, through, kills in body["grids"]
     )
     return Catalog(
         run=stored_json.text(body["run"]),
@@ -362,9 +493,24 @@ def _parse(body: dict[str, Any]) -> Catalog:
             Rewind(stored_json.count(to), stored_json.count(last)) for to, last in body["rewinds"]
         ),
         growth=tuple(
-            (stored_json.count(step), stored_json.count(size)) for step, size in body["growth"]
+            Growth(stored_json.count(step), stored_json.count(size), stored_json.number(seconds))
+            for step, size, seconds in body["growth"]
+        ),
+        grids=grids,
+        recoveries=tuple(
+            Recovery(
+                stored_json.count(base_bytes),
+                stored_json.number(base_s),
+                stored_json.count(delta_bytes),
+                stored_json.number(delta_s),
+            )
+            for base_bytes, base_s, delta_bytes, delta_s in body["recoveries"]
         ),
     )
+
+
+def _count_or_none(value: object) -> int | None:
+    return None if value is None else stored_json.count(value)
 
 
 def _check(catalog: Catalog) -> None:
@@ -389,10 +535,18 @@ def _check(catalog: Catalog) -> None:
             stored_json.text(text)
         stored_json.number(entry.time)
         stored_json.number(entry.stall_s)
+        stored_json.number(entry.build_s)
         if entry.kind not in (BASE, DELTA) or entry.base > entry.step:
             raise ValueError(f"checkpoint of step {entry.step} has an impossible kind or base")
         catalog.schemas[stored_json.count(entry.schema)]
+    bases = [grid.base for grid in catalog.grids]
+    if bases != sorted(set(bases)) or len(catalog.recoveries) > 2:
+        raise ValueError("grids are not ascending, or too many recoveries")
+    for grid in catalog.grids:
+        if grid.through < grid.base or (grid.end is not None and grid.end <= grid.through):
+            raise ValueError(f"grid of base {grid.base} has an impossible end")
     extents = [s.extent for s in catalog.segments] + [e.dense for e in catalog.checkpoints]
+    extents += [grid.kills for grid in catalog.grids if grid.kills is not None]
     for extent in extents:
         if extent.offset + extent.bytes > sizes[extent.object]:
             raise ValueError(f"segment lies outside its object {extent.object!r}")

@@ -38,9 +38,12 @@ from holdfast.checkpoint.baseline import (
     SINCE_BASE,
     CheckpointPlan,
     deltas_since,
+    measure,
     plan_checkpoint,
 )
-from holdfast.checkpoint.catalog import BASE, Catalog
+from holdfast.checkpoint.catalog import BASE, Catalog, Recovery
+from holdfast.checkpoint.extractor import Extractor
+from holdfast.checkpoint.grid import as_extract
 from holdfast.checkpoint.load import load_checkpoint
 from holdfast.checkpoint.reader import check_stateful
 from holdfast.checkpoint.retention import as_keep
@@ -83,6 +86,9 @@ class Checkpointer:
         """
         self.settings = make_settings(settings)
         self._strategy = as_strategy(self.settings.strategy)
+        if self.settings.extract is not None:
+            rules = as_extract(self.settings.extract)
+            self._strategy = dataclasses.replace(self._strategy, extract=rules)
         self._keep = as_keep(self.settings.keep)
         self._state = ModelState(model, optimizer)
         self._extras = dict(extras or {})
@@ -100,6 +106,7 @@ class Checkpointer:
             log=self._log,
             clock=self.settings.clock,
         )
+        self._extractor = Extractor(self._writer, self._strategy.extract)
         self._is_tracking_lookups = self.settings.tracking == LOOKUP and self._has_deltas
         tables = self._state.tables if self._has_deltas else []
         self._tracker = make_tracker(self.settings.tracking, tables, model)
@@ -170,7 +177,8 @@ class Checkpointer:
         if last is None:
             return 0
         step = self.restore(last.step)
-        self._writer.commit(self._writer.catalog)
+        self._writer.update(lambda catalog: catalog)
+        self._extractor.wake()
         return step
 
     def restore(self, step: int, *, discard_later: bool = False) -> int:
@@ -186,6 +194,10 @@ class Checkpointer:
         """
         self._check_open()
         self._finish_running()
+        with self._extractor.stopped():
+            return self._restore(step, discard_later=discard_later)
+
+    def _restore(self, step: int, *, discard_later: bool) -> int:
         self._settle_commit()
         catalog = self._writer.catalog
         entry = catalog.checkpoint(step)
@@ -204,12 +216,18 @@ class Checkpointer:
         self._canary.reset()
         if deltas_since(self._strategy.base) == SINCE_BASE:
             self._cursor.give_back(loaded.changed)
-        self._writer.catalog = dataclasses.replace(catalog, restores=catalog.restores + 1)
+        stats = loaded.stats
+        recovery = Recovery(stats.base_bytes, stats.base_s, stats.delta_bytes, stats.delta_s)
+        self._writer.note(
+            lambda now: dataclasses.replace(
+                now, restores=now.restores + 1, recoveries=(*now.recoveries, recovery)[-2:]
+            )
+        )
         self._log.emit(
             events.Restored(
                 step=step,
-                rows=loaded.rows,
-                bytes=loaded.bytes,
+                rows=stats.rows,
+                bytes=stats.bytes + loaded.dense_bytes,
                 seconds=time.perf_counter() - started,
                 restores=self._writer.catalog.restores,
             )
@@ -277,25 +295,29 @@ class Checkpointer:
                 selections=selections,
                 step=self._step,
                 keep=self._keep,
+                rewind_to=self._at if self._discard_later else None,
+                has_grid=self._strategy.extract is not None,
             )
-            save = self._running = self._last_save = Save(
-                order,
-                self._writer,
-                pool=self._pool,
-                encoders=self._encoders,
-                depth=self._threads + 1,
-            )
-            dense = take_dense(self._state, self._extras)
-            take_rows(
-                self._state.tables,
-                schemas,
-                selections,
-                pool=self._pool,
-                threads=self._copiers,
-                out=save.parts,
-            )
-            stall_s = time.perf_counter() - started
-            save.finish_staging(dense, stall_s)
+            with self._extractor.paused():
+                save = self._running = self._last_save = Save(
+                    order,
+                    self._writer,
+                    pool=self._pool,
+                    encoders=self._encoders,
+                    depth=self._threads + 1,
+                    on_commit=self._extractor.wake,
+                )
+                dense = take_dense(self._state, self._extras)
+                take_rows(
+                    self._state.tables,
+                    schemas,
+                    selections,
+                    pool=self._pool,
+                    threads=self._copiers,
+                    out=save.parts,
+                )
+                stall_s = time.perf_counter() - started
+                save.finish_staging(dense, stall_s)
         except BaseException as error:
             # Also an interrupt: what was claimed is given back, and nothing is left waiting.
             if self._running is not None:
@@ -325,15 +347,16 @@ class Checkpointer:
             self._tracker.mark(table, ids_N)
 
     def wait(self) -> None:
-        """Wait until no save is running.
+        """Wait until no save is running and the grid is worked off.
 
         Raises:
-            HoldfastError: it failed.
+            HoldfastError: the save failed.
         """
         self._finish_running()
+        self._extractor.wait()
 
     def close(self) -> None:
-        """Wait for the running save, let go of the model.
+        """Wait for the running save and the grid, let go of the model.
 
         Raises:
             HoldfastError: the running save failed.
@@ -344,6 +367,7 @@ class Checkpointer:
         try:
             self._finish_running()
         finally:
+            self._extractor.wait()
             atexit.unregister(self._exit_report)
             self._tracker.close()
             self._copiers.shutdown()
@@ -433,7 +457,10 @@ class Checkpointer:
         if history.schema_of(last) != schemas:
             must_be_base = "the tables' columns changed (row state appeared)"
         return plan_checkpoint(
-            self._strategy.base, history.delta_sizes(), must_be_base=must_be_base
+            self._strategy.base,
+            history.delta_sizes(),
+            must_be_base=must_be_base,
+            measured=measure(history),
         )
 
     def _select(self, plan: CheckpointPlan) -> list[Selection]:
@@ -483,8 +510,12 @@ class Checkpointer:
 
     def _settle_commit(self) -> None:
         """A commit whose answer was lost: if it was carried out, the model descends from it."""
-        if self._writer.settle():
-            self._at = self._writer.catalog.steps[-1]
+        self._writer.settle()
+        last = self._last_save
+        if last is None or last.error is None or last.entry is None:
+            return
+        if last.entry in self._writer.catalog.checkpoints:
+            self._at = last.step
             self._discard_later = False
 
     def _check_open(self) -> None:

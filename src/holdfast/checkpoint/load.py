@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.checkpoint import restore
+from holdfast.checkpoint import fetch, restore
 from holdfast.checkpoint.catalog import Catalog, CheckpointEntry, SegmentEntry
 from holdfast.checkpoint.snapshot import load_rng_state
 from holdfast.checkpoint.tracker import Marks
@@ -28,10 +28,10 @@ from holdfast.tables import ModelState
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What was loaded, and which rows differ from the base."""
+    """What was loaded, how long its rows took, and which rows differ from the base."""
 
-    rows: int
-    bytes: int
+    stats: restore.RestoreStats
+    dense_bytes: int
     changed: Marks
 
 
@@ -48,8 +48,8 @@ def load_checkpoint(
         InvalidRequestError: the checkpoint is of another model, reader or extras.
         CorruptDataError: names what is damaged.
     """
-    restore.check_objects(storage, catalog, [entry.dense])
-    dense = restore.read_dense(storage, entry.dense)
+    fetch.check_objects(storage, catalog, [entry.dense])
+    dense = fetch.read_dense(storage, entry.dense)
     try:
         stored_extras, rng = dense["extras"], dense["rng"]
         parts = {name: dense[name] for name in ("model", "optimizers", "row_state_shapes")}
@@ -74,7 +74,7 @@ def load_checkpoint(
         item.load_state_dict(stored_extras[name])
     changed, stats = _load_rows(storage, catalog, entry, state)
     load_rng_state(rng)
-    return Loaded(stats.rows, stats.bytes + entry.dense.bytes, changed)
+    return Loaded(stats, entry.dense.bytes, changed)
 
 
 def _load_rows(

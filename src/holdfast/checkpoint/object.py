@@ -2,9 +2,10 @@
 
     head | segment | segment | ... | footer (JSON) | tail
 
-A checkpoint has two, its rows and its dense state, since they die at different times. Segments
-lie back to back, so that with head, footer and tail every byte of an object is covered by a
-checksum or has one legal value. ``docs/format.md`` is normative.
+A checkpoint has two, its rows and its dense state, since they die at different times; a round of
+extraction writes bundles of chunks, and one object of deletion vectors. Segments lie back to back,
+so that with head, footer and tail every byte of an object is covered by a checksum or has one legal
+value. ``docs/format.md`` is normative.
 
 Invariants:
 - An object is never changed after it is closed, and its name is never used again.
@@ -30,7 +31,7 @@ FORMAT = 1
 HEAD = struct.pack("<8sII", b"HOLDFAST", FORMAT, 0)
 _TAIL = struct.Struct("<QQ8s")  # footer bytes, footer checksum, magic
 _TAIL_MAGIC = b"TSAFDLOH"
-ROWS, DENSE = "rows", "dense"
+ROWS, DENSE, KILLS = "rows", "dense", "kills"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class ObjectBuilder:
         self._out = out
         self._offset = 0
         self._index: list[list[object]] = []
+        self.is_closed = False
         self._write(HEAD)
 
     def _write(self, data: Any) -> None:
@@ -103,6 +105,7 @@ class ObjectBuilder:
         self._write(footer)
         self._write(_TAIL.pack(len(footer), checksum(footer), _TAIL_MAGIC))
         self._out.close()
+        self.is_closed = True
         return self._offset
 
 
@@ -142,7 +145,7 @@ def read_index(storage: Storage, name: str, total_bytes: int) -> dict[int, Exten
             raise damaged("unknown format", format=parsed["format"], known=FORMAT)
         extents = []
         for kind, label, offset, length, sum_ in parsed["segments"]:
-            if kind not in (ROWS, DENSE):
+            if kind not in (ROWS, DENSE, KILLS):
                 raise ValueError(f"unknown kind of segment {kind!r:.40}")
             stored_json.text(label)
             place = stored_json.count(offset), stored_json.count(length)

@@ -2,11 +2,17 @@
 
     catalog -> segments alive at the step -> read -> checksum -> decode + scatter
 
+Segments are read in layers. The base comes first. Above it lie the chunks of the grid as far as it
+is worked off: there every row that is dead at the step is known and masked, so no row comes twice
+and no order is needed. Increments that extraction has not seen yet follow in the order they were
+born, later over earlier; so does everything where there is no grid.
+
 Invariants:
 - No byte is used before its checksum is confirmed; damage raises and names the object.
-- Later born wins: segments of one birth are read at once, births follow each other.
+- Layers follow each other; inside a layer segments are read in any order, several at a time.
 
-Not here: what is alive (catalog.py), where rows of a live model are (tables.py).
+Not here: what is alive (catalog.py), reading bytes (fetch.py), where rows of a live model are
+(tables.py).
 
 # N rows, D floats of one column
 """
@@ -15,88 +21,47 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from holdfast.checkpoint import tree
+from holdfast.checkpoint import fetch
+from holdfast.checkpoint import kills as killing
 from holdfast.checkpoint.catalog import Catalog, SegmentEntry
-from holdfast.checkpoint.checksum import as_hex, checksum
-from holdfast.checkpoint.object import Extent, read_index
-from holdfast.checkpoint.segment import Segment, header_bytes, parse_header, parse_ids
+from holdfast.checkpoint.fetch import PartReader, SegmentReader
+from holdfast.checkpoint.kills import Kills
 from holdfast.errors import CorruptDataError, DataLossError
-from holdfast.kernels import bitmap
+from holdfast.kernels import bitmap, bloom
 from holdfast.storage.base import Storage
 from holdfast.tables import TableSchema
 
 Targets = Mapping[str, Sequence[np.ndarray]]
+_WHOLE_BYTES_MAX = 32 << 10  # a segment up to this is read whole rather than asked for its parts
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreStats:
-    """What a restore read."""
+    """What a restore read, and how long the base and the rest of it took."""
 
     rows: int
     bytes: int
+    masked_rows: int
+    base_bytes: int
+    base_s: float
+    delta_s: float
+
+    @property
+    def delta_bytes(self) -> int:
+        """Bytes of what changed since the base."""
+        return self.bytes - self.base_bytes
 
 
 def default_threads() -> int:
     """How many segments are read and decoded at a time."""
     return max(1, min(8, os.cpu_count() or 1))
-
-
-def read_dense(storage: Storage, extent: Extent) -> Any:
-    """A checkpoint's dense state.
-
-    Raises:
-        CorruptDataError: names the object.
-    """
-    data = storage.get(extent.object, offset=extent.offset, length=extent.bytes)
-    check_sum(data, extent)
-    return tree.from_bytes(data)
-
-
-def check_sum(data: Any, extent: Extent) -> None:
-    """Compare bytes with the checksum of their extent.
-
-    Raises:
-        CorruptDataError: names the object.
-    """
-    found = checksum(data)
-    if found != extent.checksum:
-        raise CorruptDataError(
-            "checksum mismatch in segment",
-            where=extent.describe(),
-            expected=as_hex(extent.checksum),
-            found=as_hex(found),
-            todo="run 'holdfast verify', and restore an older step",
-        )
-
-
-def check_objects(storage: Storage, catalog: Catalog, extents: Iterable[Extent]) -> None:
-    """Check the frame of every object the extents lie in, and that it agrees with the catalog.
-
-    Raises:
-        CorruptDataError: names the object.
-        NotFoundError: an object is gone.
-    """
-    sizes = dict(catalog.objects)
-    wanted: dict[str, list[Extent]] = {}
-    for extent in extents:
-        wanted.setdefault(extent.object, []).append(extent)
-    for name, parts in wanted.items():
-        index = read_index(storage, name, sizes[name])
-        for extent in parts:
-            if index.get(extent.offset) != extent:
-                raise CorruptDataError(
-                    "catalog and object disagree",
-                    where=extent.describe(),
-                    todo="run 'holdfast verify', and restore an older step",
-                )
 
 
 def check_complete(catalog: Catalog, step: int) -> None:
@@ -132,34 +97,29 @@ def check_complete(catalog: Catalog, step: int) -> None:
             )
 
 
-class SegmentReader:
-    """Reads whole segments, one reused buffer a thread."""
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Segments that may be read in any order: nothing in them that counts is there twice."""
 
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-        self._local = threading.local()
-
-    def read(self, entry: SegmentEntry, schema: TableSchema) -> Segment:
-        """A segment, checked; valid until this thread reads the next."""
-        extent = entry.extent
-        buffer = getattr(self._local, "buffer", None)
-        if buffer is None or buffer.nbytes < extent.bytes:
-            buffer = self._local.buffer = np.empty(extent.bytes, np.uint8)
-        view = buffer[: extent.bytes].data
-        self._storage.get_into(extent.object, view, offset=extent.offset)
-        check_sum(view, extent)
-        segment = Segment(view, where=extent.describe())
-        segment.check_schema(schema)
-        header = segment.header
-        if (header.rows, header.first, header.last) != (entry.rows, entry.first, entry.last):
-            raise CorruptDataError("catalog and segment disagree", where=extent.describe())
-        return segment
+    segments: tuple[SegmentEntry, ...]
+    is_base: bool = False
+    is_masked: bool = False
 
 
-def by_birth(segments: Sequence[SegmentEntry]) -> Iterator[list[SegmentEntry]]:
-    """Segments grouped by the checkpoint they were born at, oldest first."""
-    for _, group in itertools.groupby(segments, key=lambda segment: segment.born):
-        yield list(group)
+def plan_layers(catalog: Catalog, step: int, tables: Sequence[str]) -> list[Layer]:
+    """What a restore of some tables reads, in the order in which it is written."""
+    entry = catalog.checkpoint(step)
+    grid = catalog.grid_of(entry)
+    through = entry.base if grid is None else grid.through
+    wanted = set(tables)
+    segments = [s for s in catalog.alive(step) if s.table in wanted]
+    base = [s for s in segments if s.born <= entry.base]
+    worked_off = [s for s in segments if entry.base < s.born <= through]
+    waiting = [s for s in segments if s.born > max(through, entry.base)]
+    layers = [Layer(tuple(base), is_base=True), Layer(tuple(worked_off), is_masked=True)]
+    for _, group in itertools.groupby(waiting, key=lambda s: s.born):
+        layers.append(Layer(tuple(group)))
+    return [layer for layer in layers if layer.segments]
 
 
 def restore_rows(
@@ -177,27 +137,76 @@ def restore_rows(
         CorruptDataError: the targets are then partly overwritten.
     """
     check_complete(catalog, step)
-    schemas = {t.name: t for t in catalog.schema_of(catalog.checkpoint(step))}
-    segments = [s for s in catalog.alive(step) if s.table in targets]
-    check_objects(storage, catalog, (s.extent for s in segments))
+    entry = catalog.checkpoint(step)
+    schemas = {t.name: t for t in catalog.schema_of(entry)}
+    layers = plan_layers(catalog, step, list(targets))
+    grid = catalog.grid_of(entry)
+    extents = [s.extent for layer in layers for s in layer.segments]
+    has_masks = any(layer.is_masked for layer in layers)
+    if has_masks and grid is not None and grid.kills is not None:
+        extents.append(grid.kills)
+    fetch.check_objects(storage, catalog, extents)
+    kills = fetch.read_kills(storage, grid) if has_masks else {}
     reader = SegmentReader(storage)
+    masked = base_s = delta_s = 0.0
 
-    def load(entry: SegmentEntry) -> None:
-        segment = reader.read(entry, schemas[entry.table])
-        ids_N = segment.ids()
-        for column, dst_ND in enumerate(targets[entry.table]):
-            segment.decode_into(column, dst_ND, ids_N)
-        if on_ids is not None:
-            on_ids(entry, ids_N)
+    def load(run: Sequence[SegmentEntry], *, is_masked: bool) -> int:
+        count = 0
+        for one, segment in reader.read_run(run, schemas):
+            ids_N = segment.ids()
+            if on_ids is not None:
+                on_ids(one, ids_N)
+            if is_masked:
+                dead_N = dead_at(step, one, ids_N, segment.deaths(), kills)
+                if dead_N is not None and dead_N.any():
+                    ids_N[dead_N] = -1
+                    count += int(dead_N.sum())
+            for column, dst_ND in enumerate(targets[one.table]):
+                segment.decode_into(column, dst_ND, ids_N)
+        return count
 
     with ThreadPoolExecutor(threads or default_threads(), "holdfast-restore") as pool:
-        for group in by_birth(segments):
-            for _ in pool.map(load, group):
-                pass
+        for layer in layers:
+            started = time.perf_counter()
+            tasks = [
+                pool.submit(load, run, is_masked=layer.is_masked)
+                for run in fetch.runs(layer.segments)
+            ]
+            try:
+                masked += sum(task.result() for task in tasks)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+            seconds = time.perf_counter() - started
+            if layer.is_base:
+                base_s += seconds
+            else:
+                delta_s += seconds
+    segments = [s for layer in layers for s in layer.segments]
     return RestoreStats(
         rows=sum(s.rows for s in segments),
         bytes=sum(s.extent.bytes for s in segments),
+        masked_rows=int(masked),
+        base_bytes=sum(s.extent.bytes for layer in layers if layer.is_base for s in layer.segments),
+        base_s=base_s,
+        delta_s=delta_s,
     )
+
+
+def dead_at(
+    step: int, entry: SegmentEntry, ids_N: np.ndarray, deaths_N: np.ndarray | None, kills: Kills
+) -> np.ndarray | None:
+    """Which rows of a segment that a grid has worked off are dead at a step; None: none."""
+    dead_N: np.ndarray | None = None
+    inner_N = fetch.deaths_of(entry, deaths_N)
+    if inner_N is not None:
+        dead_N = (inner_N >= 0) & (inner_N <= step)
+    vector = kills.get((entry.table, entry.born))
+    if vector is not None:
+        outer_N = killing.look_up(vector, ids_N)
+        is_dead_N = (outer_N >= 0) & (outer_N <= step)
+        dead_N = is_dead_N if dead_N is None else dead_N | is_dead_N
+    return dead_N
 
 
 def read_rows(
@@ -205,29 +214,51 @@ def read_rows(
 ) -> list[np.ndarray]:
     """Some rows of one table, every column, in the order of ``ids_N`` (ascending, unique).
 
-    Reads only segments whose range of ids can hold one of them.
+    Newest first: a row is found in the last segment that holds it. Segments are passed over whose
+    range of ids, then whose filter, then whose ids hold none of the rows still looked for.
     """
     check_complete(catalog, step)
-    segments = [s for s in catalog.alive(step, schema.name) if _overlaps(ids_N, s)]
-    check_objects(storage, catalog, (s.extent for s in segments))
+    if 4 * len(ids_N) > schema.rows:
+        whole = [np.empty((schema.rows, c.width), np.float32) for c in schema.columns]
+        restore_rows(storage, catalog, step, {schema.name: whole})
+        return [column_MD[ids_N] for column_MD in whole]
+    parts = PartReader(storage)
     reader = SegmentReader(storage)
     columns: list[np.ndarray] = []
-    for entry in segments:
+    is_open_N = np.ones(len(ids_N), bool)
+    for entry in reversed(catalog.alive(step, schema.name)):
+        left_N = np.flatnonzero(is_open_N)
+        if len(left_N) == 0:
+            break
+        sought_M = ids_N[left_N]
+        lo, hi = np.searchsorted(sought_M, [entry.first, entry.last + 1])
+        left_N, sought_M = left_N[lo:hi], sought_M[lo:hi]
+        if not len(sought_M) or not _may_hold(parts, entry, sought_M):
+            continue
+        fetch.check_objects(storage, catalog, [entry.extent])
         segment = reader.read(entry, schema)
         if not columns:  # only now is the schema's width confirmed
             columns = [np.empty((len(ids_N), c.width), np.float32) for c in schema.columns]
-        _, in_wanted, in_segment = np.intersect1d(
-            ids_N, segment.ids(), assume_unique=True, return_indices=True
+        _, in_sought, in_segment = np.intersect1d(
+            sought_M, segment.ids(), assume_unique=True, return_indices=True
         )
-        if len(in_wanted):
+        if len(in_sought):
             for index, column_ND in enumerate(columns):
-                column_ND[in_wanted] = segment.decode(index)[in_segment]
+                column_ND[left_N[in_sought]] = segment.decode_some(index, in_segment)
+            is_open_N[left_N[in_sought]] = False
     return columns or [np.empty((0, c.width), np.float32) for c in schema.columns]
 
 
-def _overlaps(ids_N: np.ndarray, entry: SegmentEntry) -> bool:
-    at = int(np.searchsorted(ids_N, entry.first))
-    return at < len(ids_N) and int(ids_N[at]) <= entry.last
+def _may_hold(parts: PartReader, entry: SegmentEntry, sought_M: np.ndarray) -> bool:
+    """Whether a segment is worth reading for some ids in its range."""
+    if entry.extent.bytes <= _WHOLE_BYTES_MAX or entry.rows == entry.last - entry.first + 1:
+        return True
+    words_W = parts.filter(entry)
+    if words_W is not None:
+        sought_M = sought_M[bloom.has(words_W, sought_M)]
+        if not len(sought_M):
+            return False
+    return bool(np.isin(sought_M, parts.ids(entry), assume_unique=True).any())
 
 
 def read_ids(storage: Storage, entry: SegmentEntry) -> np.ndarray:
@@ -236,16 +267,7 @@ def read_ids(storage: Storage, entry: SegmentEntry) -> np.ndarray:
     Raises:
         CorruptDataError: names the object.
     """
-    extent = entry.extent
-    where = extent.describe()
-    head = storage.get(
-        extent.object, offset=extent.offset, length=min(extent.bytes, header_bytes(255))
-    )
-    header = parse_header(memoryview(head), total_bytes=extent.bytes, where=where)
-    data = storage.get(
-        extent.object, offset=extent.offset + header.ids_offset, length=header.ids_bytes
-    )
-    return parse_ids(header, memoryview(data), where=where)
+    return PartReader(storage).ids(entry)
 
 
 def count_dead_rows(storage: Storage, catalog: Catalog, step: int) -> dict[SegmentEntry, int]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.checkpoint import catalog as catalogs
-from holdfast.checkpoint import restore
+from holdfast.checkpoint import fetch, restore
 from holdfast.checkpoint.catalog import Catalog, SegmentEntry
 from holdfast.errors import InvalidRequestError, NotFoundError
 from holdfast.storage import open_storage
@@ -131,8 +131,8 @@ class Run:
     def dense(self, step: int) -> Any:
         """Everything but rows as of a step: a dict with model, optimizers, rng and extras."""
         extent = self.catalog.checkpoint(step).dense
-        restore.check_objects(self.storage, self.catalog, [extent])
-        return restore.read_dense(self.storage, extent)
+        fetch.check_objects(self.storage, self.catalog, [extent])
+        return fetch.read_dense(self.storage, extent)
 
     def updates(self, since: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
         """What to apply, in order, to a copy of the tables as of ``since`` to reach the last step.
@@ -159,8 +159,8 @@ class Run:
         restore.check_complete(self.catalog, last.step)
         schemas = {t.name: t for t in self.catalog.schema_of(last)}
         segments = [s for s in self.catalog.alive(last.step) if s.born > since]
-        restore.check_objects(self.storage, self.catalog, (s.extent for s in segments))
-        reader = restore.SegmentReader(self.storage)
+        fetch.check_objects(self.storage, self.catalog, (s.extent for s in segments))
+        reader = fetch.SegmentReader(self.storage)
         for entry in segments:
             segment = reader.read(entry, schemas[entry.table])
             yield entry.table, segment.ids(), segment.decode(0)

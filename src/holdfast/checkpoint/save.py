@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import dataclasses
 import queue
-import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,10 +29,16 @@ from dataclasses import dataclass
 from holdfast import events
 from holdfast.checkpoint import tree
 from holdfast.checkpoint.baseline import SINCE_BASE, CheckpointPlan
-from holdfast.checkpoint.catalog import BASE, Catalog, CheckpointEntry, SegmentEntry
+from holdfast.checkpoint.catalog import (
+    BASE,
+    Catalog,
+    CheckpointEntry,
+    GridEntry,
+    SegmentEntry,
+)
 from holdfast.checkpoint.checksum import checksum
 from holdfast.checkpoint.codec import Codec
-from holdfast.checkpoint.object import DENSE, ROWS, Extent, ObjectBuilder, object_name
+from holdfast.checkpoint.object import DENSE, ROWS, Extent, ObjectBuilder
 from holdfast.checkpoint.retention import Keep, choose_kept
 from holdfast.checkpoint.segment import EncodedSegment, encode_segment
 from holdfast.checkpoint.selection import Selection
@@ -72,10 +77,10 @@ class SaveStats:
 class SaveOrder:
     """Everything the background half needs to know of a save, fixed when it starts.
 
-    ``history`` is the catalog to build on (a rewind has already left out what came later).
+    ``rewind_to`` is the step after which everything is let go, because training went on from there.
     """
 
-    history: Catalog
+    rewind_to: int | None
     step: int
     kind: str
     base: int
@@ -86,23 +91,26 @@ class SaveOrder:
     rows: int
     staged_bytes: int
     keep: Keep
+    has_grid: bool
 
 
 def make_order(
     plan: CheckpointPlan,
     *,
     history: Catalog,
+    rewind_to: int | None,
     schemas: tuple[TableSchema, ...],
     codecs: CodecPlan,
     selections: Sequence[Selection],
     step: int,
     keep: Keep,
+    has_grid: bool,
 ) -> SaveOrder:
-    """What the background half is to do, from what was decided."""
+    """What the background half is to do, from what was decided on the run's ``history``."""
     counts = [selection.rows for selection in selections]
     base = history.last.base if history.last is not None else step
     return SaveOrder(
-        history=history,
+        rewind_to=rewind_to,
         step=step,
         kind=plan.kind,
         base=step if plan.kind == BASE else base,
@@ -113,6 +121,7 @@ def make_order(
         rows=sum(counts),
         staged_bytes=sum(n * t.row_bytes for n, t in zip(counts, schemas, strict=True)),
         keep=keep,
+        has_grid=has_grid,
     )
 
 
@@ -127,18 +136,21 @@ class Save:
         pool: StagingPool,
         encoders: ThreadPoolExecutor,
         depth: int,
+        on_commit: Callable[[], None] = lambda: None,
     ) -> None:
         self.stats = SaveStats(step=order.step, kind=order.kind, rows=order.rows,
                                staged_bytes=order.staged_bytes)  # fmt: skip
         self.order = order
         self.parts: PartQueue = queue.SimpleQueue()
         self.error: BaseException | None = None
+        self.entry: CheckpointEntry | None = None
         self.is_committed = False
         self.is_reported = False
         self._writer = writer
         self._pool = pool
         self._encoders = encoders
         self._depth = depth
+        self._on_commit = on_commit
         self._dense: DenseState | None = None
         self._cancelled = threading.Event()
         self._staged = threading.Event()
@@ -256,6 +268,13 @@ class Save:
         self._may_encode.wait()
         self._check_cancelled()
         objects: list[tuple[str, int]] = []
+        try:
+            self._store(objects)
+        except BaseException:
+            self._writer.forget(name for name, _ in objects)
+            raise
+
+    def _store(self, objects: list[tuple[str, int]]) -> None:
         with self._new_object(ROWS, objects) as builder:
             segments = self._store_parts(builder)
             self._check_cancelled()
@@ -274,12 +293,10 @@ class Save:
     @contextmanager
     def _new_object(self, kind: str, objects: list[tuple[str, int]]) -> Iterator[ObjectBuilder]:
         """Write an object, durable at the end of the block or gone after an error."""
-        name = object_name(self._writer.next_number, kind, secrets.token_hex(4))
-        with self._writer.storage.create(name) as out:
-            builder = ObjectBuilder(name, out)
+        with self._writer.new_object(kind) as builder:
             yield builder
             started = time.perf_counter()
-            objects.append((name, builder.close()))
+            objects.append((builder.name, builder.close()))
             self._store_s += time.perf_counter() - started
 
     def _store_parts(self, builder: ObjectBuilder) -> list[SegmentEntry]:
@@ -335,7 +352,10 @@ class Save:
         staged = staging.copy.result()
         started = time.perf_counter()
         encoded = encode_segment(
-            staged.part.ids(), staged.columns, column_codecs(staged.schema, self.order.codecs)
+            staged.part.ids(),
+            staged.columns,
+            column_codecs(staged.schema, self.order.codecs),
+            has_filter=self.order.has_grid,
         )
         return encoded, time.perf_counter() - started
 
@@ -363,10 +383,9 @@ class Save:
         self, *, dense: Extent, size: int, full_bytes: int, segments: list[SegmentEntry]
     ) -> CheckpointEntry:
         order = self.order
-        last = order.history.last
         return CheckpointEntry(
             step=order.step,
-            ordinal=last.ordinal + 1 if last is not None else 0,
+            ordinal=0,
             kind=order.kind,
             base=order.base,
             schema=0,
@@ -380,6 +399,7 @@ class Save:
             stall_s=self.stats.stall_s,
             reason=order.reason,
             dense=dense,
+            build_s=time.perf_counter() - self._started,
         )
 
     def _commit(
@@ -389,14 +409,30 @@ class Save:
         objects: tuple[tuple[str, int], ...],
     ) -> None:
         writer, order = self._writer, self.order
-        catalog = _with_schema(order.history, order.schemas)
-        entry = dataclasses.replace(entry, schema=catalog.schemas.index(order.schemas))
-        catalog = catalog.with_checkpoint(
-            entry, segments, objects, replaces_since=order.replaces_since
-        )
-        kept = choose_kept(catalog.checkpoints, order.keep, now=writer.clock())
-        before = writer.catalog.steps
-        writer.commit(catalog.keeping(kept))
+        before: tuple[int, ...] = ()
+        taken: tuple[int, ...] = ()
+        kept: frozenset[int] = frozenset()
+
+        def change(current: Catalog) -> Catalog:
+            nonlocal before, taken, kept
+            before = current.steps
+            catalog = current if order.rewind_to is None else current.rewound(order.rewind_to)
+            catalog = _with_schema(catalog, order.schemas)
+            self.entry = dataclasses.replace(
+                entry,
+                schema=catalog.schemas.index(order.schemas),
+                ordinal=catalog.last.ordinal + 1 if catalog.last is not None else 0,
+            )
+            catalog = catalog.with_checkpoint(
+                self.entry, segments, objects, replaces_since=order.replaces_since
+            )
+            if order.has_grid and catalog.grid_of(self.entry) is None:
+                catalog = catalog.with_grid(GridEntry(order.base, None, order.base, None))
+            taken = catalog.steps
+            kept = choose_kept(catalog.checkpoints, order.keep, now=writer.clock())
+            return catalog.keeping(kept)
+
+        writer.update(change)
         self.is_committed = True
         self.stats = dataclasses.replace(
             self.stats,
@@ -418,11 +454,12 @@ class Save:
                 durable_s=self.stats.durable_s,
             )
         )
-        rewound = tuple(step for step in before if step not in order.history.steps)
-        expired = tuple(step for step in catalog.steps if step not in kept)
+        rewound = tuple(step for step in before if step not in taken)
+        expired = tuple(step for step in taken if step not in kept)
         for steps, reason in ((rewound, "rewind"), (expired, "retention")):
             if steps:
                 writer.log.emit(events.CheckpointsDropped(steps=steps, reason=reason))
+        self._on_commit()
 
 
 def column_codecs(schema: TableSchema, plan: CodecPlan) -> list[Codec]:

@@ -1,18 +1,21 @@
 """A segment: some rows of one table, every column, as bytes that describe themselves.
 
-    header | ids | column 0 (weights) | column 1 (row state) | ...
+    header | filter | ids | deaths | column 0 (weights) | column 1 (row state) | ...
 
-Every part starts on a multiple of 8 bytes, so that kernels read the buffer in place. The header
-has its own checksum and carries the ids' checksum, so that the ids alone can be read and trusted;
-the checksum of the whole segment is kept where the segment is named (footer and catalog).
-``docs/format.md`` is normative.
+A chunk of a grid may carry a Bloom filter of its ids, and one that was extracted the step at which
+each of its versions died, where that is not the same for all; other segments have neither and are
+stored in format 1. Every part starts on a multiple of 8 bytes, so that kernels read the buffer in
+place. The header has its own checksum and carries those of filter, ids and deaths, so that each of
+them can be read alone and trusted; the checksum of the whole segment is kept where the segment is
+named (footer and catalog). ``docs/format.md`` is normative.
 
 Invariants:
 - Ids are strictly ascending; columns have exactly one encoded row for each.
 - ``parse`` never trusts a number before it is checked against the bytes that are really there.
+- ``take`` moves codes: what it returns decodes to the very bits that the whole segment does.
 
 Not here: how a column is encoded (codec.py), how ids are (idcode.py), where segments lie
-(object.py).
+(object.py), which rows are taken (grid.py).
 
 # N rows, D floats of one column
 """
@@ -31,17 +34,22 @@ from holdfast.checkpoint.checksum import as_hex, checksum, checksum_all
 from holdfast.checkpoint.codec import Codec
 from holdfast.checkpoint.idcode import decode_ids, encode_ids
 from holdfast.errors import CorruptDataError
+from holdfast.kernels import bloom
 from holdfast.tables import TableSchema
 
 MAGIC = b"HFSG"
-FORMAT = 1
+PLAIN, CHUNK = 1, 2  # formats: without and with filter and deaths
 ALIGN = 8
+HEADER_BYTES_MAX = 8192  # enough for 255 columns
 
 _HEAD = struct.Struct(
     "<4sHBBIIQQQQ"
 )  # magic format ids columns rows 0 first last ids_bytes ids_sum
 _COLUMN = struct.Struct("<8sIIQ")  # wire width 0 bytes
+_CHUNK = struct.Struct("<QQQQ")  # filter_bytes filter_sum deaths_bytes deaths_sum
+_DEATHS = struct.Struct("<II")  # steps 0
 _SUM = struct.Struct("<Q")
+_BLOCK_BYTES = 32  # of a filter
 _ZEROS = bytes(ALIGN)
 
 
@@ -56,16 +64,25 @@ class ColumnPart:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckedPart:
+    """A part of a segment that can be read alone: it has a checksum of its own."""
+
+    offset: int
+    bytes: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """What a segment says of itself, checked against its length."""
+    """What a segment says of itself, checked against its length; no bytes: no such part."""
 
     rows: int
     first: int
     last: int
     ids_encoding: int
-    ids_offset: int
-    ids_bytes: int
-    ids_checksum: int
+    filter: CheckedPart
+    ids: CheckedPart
+    deaths: CheckedPart
     columns: tuple[ColumnPart, ...]
 
 
@@ -81,9 +98,10 @@ class EncodedSegment:
     last: int
 
 
-def header_bytes(columns: int) -> int:
+def header_bytes(columns: int, *, format_: int = PLAIN) -> int:
     """Length of the header of a segment with so many columns."""
-    return _HEAD.size + columns * _COLUMN.size + _SUM.size
+    extra = _CHUNK.size if format_ == CHUNK else 0
+    return _HEAD.size + columns * _COLUMN.size + extra + _SUM.size
 
 
 def _padding(length: int) -> bytes:
@@ -91,17 +109,37 @@ def _padding(length: int) -> bytes:
 
 
 def encode_segment(
-    ids_N: np.ndarray, columns: Sequence[np.ndarray], column_codecs: Sequence[Codec]
+    ids_N: np.ndarray,
+    columns: Sequence[np.ndarray],
+    column_codecs: Sequence[Codec],
+    *,
+    has_filter: bool = False,
 ) -> EncodedSegment:
     """The bytes of some rows: at least one row, ids strictly ascending."""
-    encoding, id_data = encode_ids(ids_N)
     sections = [
-        codecs.encode(codec, rows_ND) for codec, rows_ND in zip(column_codecs, columns, strict=True)
+        (codec.wire(), rows_ND.shape[1], codecs.encode(codec, rows_ND))
+        for codec, rows_ND in zip(column_codecs, columns, strict=True)
     ]
+    return _assemble(ids_N, sections, has_filter=has_filter, deaths_N=None)
+
+
+def _assemble(
+    ids_N: np.ndarray,
+    sections: Sequence[tuple[bytes, int, np.ndarray]],
+    *,
+    has_filter: bool,
+    deaths_N: np.ndarray | None,
+) -> EncodedSegment:
+    """A segment of encoded columns: (wire, width, section) each."""
+    encoding, id_data = encode_ids(ids_N)
+    # Contiguous ids need no filter: first and last say it all.
+    filter_data = _encode_filter(ids_N) if has_filter and id_data.nbytes else _NOTHING
+    death_data = _NOTHING if deaths_N is None else _encode_deaths(deaths_N)
+    format_ = CHUNK if filter_data.nbytes or death_data.nbytes else PLAIN
     head = bytearray(
         _HEAD.pack(
             MAGIC,
-            FORMAT,
+            format_,
             encoding,
             len(sections),
             len(ids_N),
@@ -112,13 +150,18 @@ def encode_segment(
             checksum(id_data),
         )
     )
-    for codec, section, rows_ND in zip(column_codecs, sections, columns, strict=True):
-        head += _COLUMN.pack(codec.wire(), rows_ND.shape[1], 0, section.nbytes)
+    for wire, width, section in sections:
+        head += _COLUMN.pack(wire, width, 0, section.nbytes)
+    if format_ == CHUNK:
+        head += _CHUNK.pack(
+            filter_data.nbytes, checksum(filter_data), death_data.nbytes, checksum(death_data)
+        )
     head += _SUM.pack(checksum(head))
     buffers: list[Any] = [bytes(head)]
-    for part in (id_data, *sections):
+    total = len(head)
+    for part in (filter_data, id_data, death_data, *(section for _, _, section in sections)):
         buffers += [part, _padding(part.nbytes)]
-    total = len(head) + sum(part.nbytes + (-part.nbytes % ALIGN) for part in (id_data, *sections))
+        total += part.nbytes + (-part.nbytes % ALIGN)
     return EncodedSegment(
         buffers=tuple(buffers),
         bytes=total,
@@ -127,6 +170,43 @@ def encode_segment(
         first=int(ids_N[0]),
         last=int(ids_N[-1]),
     )
+
+
+_NOTHING = np.empty(0, np.uint8)
+
+
+def _encode_filter(ids_N: np.ndarray) -> np.ndarray:
+    words_W = np.zeros(bloom.words_for(len(ids_N)), np.uint32)
+    bloom.build(ids_N, words_W)
+    return words_W.astype("<u4", copy=False).view(np.uint8)
+
+
+def _encode_deaths(deaths_N: np.ndarray) -> np.ndarray:
+    """Steps at which rows died: the different ones once, then a short number for each row."""
+    steps_S, index_N = np.unique(deaths_N, return_inverse=True)
+    data = _DEATHS.pack(len(steps_S), 0) + steps_S.astype("<u8").tobytes()
+    return np.frombuffer(data + index_N.astype(_index_type(len(steps_S))).tobytes(), np.uint8)
+
+
+def _index_type(count: int) -> str:
+    return "<u1" if count <= 1 << 8 else "<u2" if count <= 1 << 16 else "<u4"
+
+
+def _decode_deaths(data: memoryview, rows: int) -> np.ndarray:
+    """One step for each row; raises ValueError where the bytes say something else."""
+    if len(data) < _DEATHS.size:
+        raise ValueError("too short")
+    count, zero = _DEATHS.unpack_from(data)
+    type_ = np.dtype(_index_type(count))
+    end = _DEATHS.size + 8 * count
+    if zero or not 0 < count <= rows or len(data) != end + rows * type_.itemsize:
+        raise ValueError("wrong length")
+    steps_S = np.frombuffer(data, "<u8", count=count, offset=_DEATHS.size).astype(np.int64)
+    index_N = np.frombuffer(data, type_, count=rows, offset=end)
+    if (steps_S < 0).any() or (np.diff(steps_S) <= 0).any() or int(index_N.max()) >= count:
+        raise ValueError("impossible steps")
+    deaths_N: np.ndarray = steps_S[index_N]
+    return deaths_N
 
 
 def parse_header(data: memoryview, *, total_bytes: int, where: str) -> SegmentHeader:
@@ -149,9 +229,9 @@ def parse_header(data: memoryview, *, total_bytes: int, where: str) -> SegmentHe
     )
     if magic != MAGIC or zero != 0:
         raise damaged("not a segment")
-    if fmt != FORMAT:
-        raise damaged("unknown format", format=fmt, known=FORMAT)
-    end = header_bytes(count)
+    if fmt not in (PLAIN, CHUNK):
+        raise damaged("unknown format", format=fmt, known=(PLAIN, CHUNK))
+    end = header_bytes(count, format_=fmt)
     if len(data) < end:
         raise damaged("too short", bytes=len(data))
     (stored,) = _SUM.unpack_from(data, end - _SUM.size)
@@ -160,8 +240,19 @@ def parse_header(data: memoryview, *, total_bytes: int, where: str) -> SegmentHe
         raise damaged("checksum mismatch", expected=as_hex(stored), found=as_hex(found))
     if rows == 0 or count == 0 or last < first or rows > last - first + 1 or last >= 1 << 62:
         raise damaged("impossible ids", rows=rows, first=first, last=last)
+    filter_bytes = filter_sum = deaths_bytes = deaths_sum = 0
+    if fmt == CHUNK:
+        filter_bytes, filter_sum, deaths_bytes, deaths_sum = _CHUNK.unpack_from(
+            data, _HEAD.size + count * _COLUMN.size
+        )
+        if filter_bytes % _BLOCK_BYTES or filter_bytes + deaths_bytes == 0:
+            raise damaged("impossible filter", bytes=filter_bytes)
+    parts = []
     offset = end
-    ids_offset, offset = offset, offset + ids_bytes + (-ids_bytes % ALIGN)
+    for size, sum_ in ((filter_bytes, filter_sum), (ids_bytes, ids_sum),
+                       (deaths_bytes, deaths_sum)):  # fmt: skip
+        parts.append(CheckedPart(offset, size, sum_))
+        offset += size + (-size % ALIGN)
     columns = []
     for index in range(count):
         wire, width, zero, size = _COLUMN.unpack_from(data, _HEAD.size + index * _COLUMN.size)
@@ -172,9 +263,8 @@ def parse_header(data: memoryview, *, total_bytes: int, where: str) -> SegmentHe
         offset += size + (-size % ALIGN)
     if offset != total_bytes:
         raise damaged("wrong length", expected=offset, found=total_bytes)
-    return SegmentHeader(
-        rows, first, last, encoding, ids_offset, ids_bytes, ids_sum, tuple(columns)
-    )
+    filter_, ids, deaths = parts
+    return SegmentHeader(rows, first, last, encoding, filter_, ids, deaths, tuple(columns))
 
 
 class Segment:
@@ -206,8 +296,33 @@ class Segment:
 
     def ids(self) -> np.ndarray:
         """The row ids, strictly ascending."""
-        return _ids(self.header, self._part(self.header.ids_offset, self.header.ids_bytes),
-                    self._where)  # fmt: skip
+        part = self.header.ids
+        return _ids(self.header, self._part(part.offset, part.bytes), self._where)
+
+    def deaths(self) -> np.ndarray | None:
+        """The step at which each version died; None where the catalog alone knows."""
+        part = self.header.deaths
+        if part.bytes == 0:
+            return None
+        return _deaths(self.header, self._data[part.offset : part.offset + part.bytes], self._where)
+
+    def take(
+        self, positions_K: np.ndarray, *, has_filter: bool = False, deaths_K: np.ndarray | None
+    ) -> EncodedSegment:
+        """A segment of some of these rows (positions ascending), moved as codes."""
+        sections = []
+        for part in self.header.columns:
+            wire, section = codecs.take(
+                part.wire,
+                self._part(part.offset, part.bytes),
+                positions_K,
+                rows=self.header.rows,
+                width=part.width,
+            )
+            sections.append((wire, part.width, section))
+        return _assemble(
+            self.ids()[positions_K], sections, has_filter=has_filter, deaths_N=deaths_K
+        )
 
     def decode_into(self, column: int, dst_ND: np.ndarray, ids_N: np.ndarray) -> None:
         """Decode one column and scatter it: row ``i`` lands at ``dst_ND[ids_N[i]]``."""
@@ -231,6 +346,15 @@ class Segment:
             width=part.width,
         )
 
+    def decode_some(self, column: int, positions_K: np.ndarray) -> np.ndarray:
+        """One column's rows at some positions (ascending)."""
+        part = self.header.columns[column]
+        section = self._part(part.offset, part.bytes)
+        wire, taken = codecs.take(
+            part.wire, section, positions_K, rows=self.header.rows, width=part.width
+        )
+        return codecs.decode(wire, taken, rows=len(positions_K), width=part.width)
+
     def _part(self, offset: int, length: int) -> np.ndarray:
         return np.frombuffer(self._data, np.uint8, count=length, offset=offset)
 
@@ -244,18 +368,49 @@ def _ids(header: SegmentHeader, data: np.ndarray, where: str) -> np.ndarray:
         raise CorruptDataError("segment ids are damaged", where=where) from error
 
 
+def _deaths(header: SegmentHeader, data: memoryview, where: str) -> np.ndarray:
+    try:
+        return _decode_deaths(data, header.rows)
+    except ValueError as error:
+        raise CorruptDataError("segment deaths are damaged", where=where) from error
+
+
 def parse_ids(header: SegmentHeader, data: memoryview, *, where: str) -> np.ndarray:
     """The ids of a segment of which only the header and the id bytes were read.
 
     Raises:
         CorruptDataError: the ids' own checksum does not match.
     """
+    _check_part(header.ids, data, "ids", where)
+    return _ids(header, np.frombuffer(data, np.uint8), where)
+
+
+def parse_deaths(header: SegmentHeader, data: memoryview, *, where: str) -> np.ndarray:
+    """The deaths of a segment of which only the header and their bytes were read.
+
+    Raises:
+        CorruptDataError: their own checksum does not match.
+    """
+    _check_part(header.deaths, data, "deaths", where)
+    return _deaths(header, data, where)
+
+
+def parse_filter(header: SegmentHeader, data: memoryview, *, where: str) -> np.ndarray:
+    """The words of a segment's Bloom filter (kernels/bloom.py).
+
+    Raises:
+        CorruptDataError: the filter's own checksum does not match.
+    """
+    _check_part(header.filter, data, "filter", where)
+    return np.frombuffer(data, "<u4")
+
+
+def _check_part(part: CheckedPart, data: memoryview, name: str, where: str) -> None:
     found = checksum(data)
-    if found != header.ids_checksum:
+    if found != part.checksum:
         raise CorruptDataError(
-            "checksum mismatch in segment ids",
+            f"checksum mismatch in segment {name}",
             where=where,
-            expected=as_hex(header.ids_checksum),
+            expected=as_hex(part.checksum),
             found=as_hex(found),
         )
-    return _ids(header, np.frombuffer(data, np.uint8), where)

@@ -12,6 +12,7 @@ from typing import Any
 from holdfast import events
 from holdfast.checkpoint.bitwidth import PAPER_TABLE, BitsFor, FailureEstimate
 from holdfast.checkpoint.codec import Codec
+from holdfast.checkpoint.grid import Extract
 from holdfast.checkpoint.retention import Keep
 from holdfast.checkpoint.strategy import Strategy
 from holdfast.checkpoint.tracker import LOOKUP
@@ -31,6 +32,7 @@ class Settings:
     expected_restores: float | FailureEstimate = 20
     bits_table: Sequence[BitsFor] = PAPER_TABLE
     keep: Keep | int | None = None
+    extract: Extract | float | None = None
     on_busy: str = WAIT
     tracking: str = LOOKUP
     staging_bytes_max: int | None = None

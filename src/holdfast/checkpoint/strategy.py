@@ -5,27 +5,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.checkpoint.baseline import check_policy
+from holdfast.checkpoint.baseline import SINCE_LAST, check_policy, deltas_since
 from holdfast.checkpoint.bitwidth import MAX_BITS, PAPER_TABLE, BitsFor, choose_bits
 from holdfast.checkpoint.codec import Codec, parse_codec
+from holdfast.checkpoint.grid import Extract
 from holdfast.errors import InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """When a base is taken and how rows are stored; ``codec`` None: by expected restores."""
+    """When a base is taken, how rows are stored, whether increments become a grid.
+
+    ``codec`` None: by expected restores. ``extract`` None: increments stay as they are.
+    """
 
     name: str
     base: str
     codec: str | None
+    extract: Extract | None = None
 
     def __post_init__(self) -> None:
         check_policy(self.base)
+        if self.extract is not None and deltas_since(self.base) != SINCE_LAST:
+            raise InvalidRequestError(
+                "a grid is made of increments: rows changed since the last checkpoint",
+                base=self.base,
+                todo="use base='consecutive' or base='recovery-time', or leave extract out",
+            )
 
 
 STRATEGIES = {
     "full": Strategy("full", base="full", codec="fp32"),
     "check-n-run": Strategy("check-n-run", base="intermittent", codec=None),
+    "incrcp": Strategy("incrcp", base="recovery-time", codec="fp32", extract=Extract()),
 }
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.checkpoint import catalog as catalogs
-from holdfast.checkpoint import restore
+from holdfast.checkpoint import fetch, restore
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.object import read_index
 from holdfast.errors import CorruptDataError, HoldfastError, NotFoundError
@@ -104,7 +104,7 @@ def _object_damages(storage: Storage, catalog: Catalog, name: str) -> Iterator[D
     except HoldfastError as error:
         yield Damage(name, str(error), everyone)
         return
-    reader = restore.SegmentReader(storage)
+    reader = fetch.SegmentReader(storage)
     schemas = {
         (entry.base, table.name): table
         for entry in catalog.checkpoints
@@ -132,8 +132,8 @@ def _object_damages(storage: Storage, catalog: Catalog, name: str) -> Iterator[D
     for holder in holders:
         named.add(holder.dense.offset)
         try:
-            restore.check_objects(storage, catalog, [holder.dense])
-            restore.read_dense(storage, holder.dense)
+            fetch.check_objects(storage, catalog, [holder.dense])
+            fetch.read_dense(storage, holder.dense)
         except HoldfastError as error:
             yield Damage(holder.dense.describe(), str(error), (holder.step,))
     for offset, extent in index.items():
@@ -141,6 +141,6 @@ def _object_damages(storage: Storage, catalog: Catalog, name: str) -> Iterator[D
             data = np.empty(extent.bytes, np.uint8)
             try:
                 storage.get_into(name, data.data, offset=offset)
-                restore.check_sum(data, extent)
+                fetch.check_sum(data, extent)
             except HoldfastError as error:
                 yield Damage(extent.describe(), str(error), ())

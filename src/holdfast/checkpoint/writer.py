@@ -5,20 +5,24 @@ Invariants:
   lost the run to another.
 - After a conflict every further commit is refused; after an unknown outcome the next commit is
   built only on what storage says.
+- Saves and extraction commit in turn: each change is made to the catalog as it is then.
+- An object that is being written, or waits for its commit, is not taken for a leftover.
 
-Not here: what a catalog is and the atomic put (catalog.py), filling objects (save.py).
+Not here: what a catalog is and the atomic put (catalog.py), filling objects (save.py, extract.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from holdfast import events
 from holdfast.checkpoint import catalog as catalogs
 from holdfast.checkpoint.catalog import Catalog
-from holdfast.checkpoint.object import number_of
+from holdfast.checkpoint.object import ObjectBuilder, number_of, object_name
 from holdfast.errors import ConflictError, UnavailableError
 from holdfast.storage.base import Storage
 
@@ -39,6 +43,9 @@ class RunWriter:
         self.clock = clock
         self.token = secrets.token_hex(8)
         self.catalog = catalog or Catalog(run=secrets.token_hex(8), number=0, writer=self.token)
+        self._lock = threading.RLock()
+        self._uncommitted: set[str] = set()
+        self._doubtful: set[str] = set()
         self._fence: ConflictError | None = None
         self._has_listed = False
         self._is_unsure = False
@@ -48,28 +55,77 @@ class RunWriter:
         """The number of the catalog to be committed next."""
         return self.catalog.number + 1
 
-    def commit(self, catalog: Catalog) -> None:
-        """Commit the next catalog, then delete what it no longer names.
+    @contextmanager
+    def new_object(self, kind: str) -> Iterator[ObjectBuilder]:
+        """Write an object: durable at the end of the block, or gone after an error.
+
+        It belongs to a commit that is still to come; ``forget`` it if none comes.
+        """
+        with self._lock:
+            name = object_name(self.next_number, kind, secrets.token_hex(4))
+            self._uncommitted.add(name)
+        try:
+            with self.storage.create(name) as out:
+                builder = ObjectBuilder(name, out)
+                yield builder
+                if not builder.is_closed:
+                    builder.close()
+        except BaseException:
+            self._uncommitted.discard(name)
+            raise
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Delete objects that were written for a commit that will not come.
+
+        Those of a commit that may have been carried out stay; ``settle`` finds out.
+        """
+        for name in names:
+            if self._fence is not None or name not in self._uncommitted - self._doubtful:
+                continue
+            self._uncommitted.discard(name)
+            try:
+                self.storage.delete(name)
+            except Exception as error:
+                self._has_listed = False
+                self.log.emit(events.CollectionFailed(error=str(error) or repr(error)))
+
+    def update(self, change: Callable[[Catalog], Catalog | None]) -> Catalog | None:
+        """Commit what ``change`` makes of the run's catalog, then delete what it no longer names.
+
+        ``change`` returns None to leave everything as it is; the answer is what was committed.
 
         Raises:
             ConflictError: another writer owns the run; from then on every commit is refused.
             UnavailableError: the commit failed, or whether it did is unknown.
         """
-        if self._fence is not None:
-            raise self._fence
-        next_ = dataclasses.replace(catalog, number=self.next_number, writer=self.token)
-        try:
-            catalogs.commit(self.storage, next_)
-            self._check_newest(next_.number)
-        except ConflictError as error:
-            self._fence = error
-            raise
-        except UnavailableError:
-            self._is_unsure = True
-            self._has_listed = False
-            raise
-        previous, self.catalog = self.catalog, next_
-        self._collect(previous)
+        with self._lock:
+            if self._fence is not None:
+                raise self._fence
+            self.settle()
+            changed = change(self.catalog)
+            if changed is None:
+                return None
+            next_ = dataclasses.replace(changed, number=self.next_number, writer=self.token)
+            try:
+                catalogs.commit(self.storage, next_)
+                self._check_newest(next_.number)
+            except ConflictError as error:
+                self._fence = error
+                raise
+            except UnavailableError:
+                self._is_unsure = True
+                self._has_listed = False
+                self._doubtful |= self._uncommitted & {name for name, _ in next_.objects}
+                raise
+            previous, self.catalog = self.catalog, next_
+            self._uncommitted.difference_update(name for name, _ in next_.objects)
+            self._collect(previous)
+            return next_
+
+    def note(self, change: Callable[[Catalog], Catalog]) -> None:
+        """Change what the next commit will say."""
+        with self._lock:
+            self.catalog = change(self.catalog)
 
     def _check_newest(self, number: int) -> None:
         # Old catalogs are deleted, so a writer that slept through several commits of another could
@@ -83,23 +139,25 @@ class RunWriter:
         if newest > number:
             raise catalogs.conflict(self.storage, newest)
 
-    def settle(self) -> bool:
-        """After a commit whose outcome is unknown: find out; True if it was carried out after all.
+    def settle(self) -> None:
+        """After a commit whose outcome is unknown: find out what the run's catalog is now.
 
         Raises:
             ConflictError: another writer committed meanwhile.
         """
-        if not self._is_unsure:
-            return False
-        found = catalogs.load_last(self.storage)
-        was_carried_out = found is not None and found.number != self.catalog.number
-        if found is not None and was_carried_out:
-            if found.writer != self.token:
-                self._fence = catalogs.conflict(self.storage, found.number)
-                raise self._fence
-            self.catalog = found
-        self._is_unsure = False
-        return was_carried_out
+        with self._lock:
+            if not self._is_unsure:
+                return
+            found = catalogs.load_last(self.storage)
+            if found is not None and found.number != self.catalog.number:
+                if found.writer != self.token:
+                    self._fence = catalogs.conflict(self.storage, found.number)
+                    raise self._fence
+                self.catalog = found
+            # Named now, or leftovers that the next commit deletes.
+            self._uncommitted -= self._doubtful
+            self._doubtful.clear()
+            self._is_unsure = False
 
     def _collect(self, previous: Catalog) -> None:
         """Delete what no checkpoint needs; a failure here costs space, never data."""
@@ -127,9 +185,9 @@ class RunWriter:
     def _leftovers(self) -> tuple[list[tuple[str, int]], list[str]]:
         """What earlier writers left behind: objects of commits that never came, old catalogs.
 
-        An object written for a number that is now taken can never be committed.
+        An object written for a number that is now taken by another process can never be committed.
         """
-        kept = {name for name, _ in self.catalog.objects}
+        kept = {name for name, _ in self.catalog.objects} | self._uncommitted
         dead = []
         for item in self.storage.list("objects/"):
             number = number_of(item.name)

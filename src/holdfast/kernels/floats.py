@@ -12,7 +12,8 @@ Invariants:
 Not here: which rows are stored raw (``checkpoint/codec.py`` writes the list of exceptions).
 
 Shapes: bits_ND  N rows of D floats as uint32 patterns; out_ND, in_ND  uint16 patterns; dst_MD  a
-table of M rows; ids_N  row i goes to dst_MD[ids_N[i]]; bad_N  1 where the format cannot hold a row.
+table of M rows; ids_N  row i goes to dst_MD[ids_N[i]], or nowhere if that is negative; bad_N  1
+where the format cannot hold a row.
 """
 
 from __future__ import annotations
@@ -145,8 +146,10 @@ def encode_fp16(bits_ND: Array, out_ND: Array, bad_N: Array) -> Any:
 def decode_fp16(in_ND: Array, dst_MD: Array, ids_N: Array) -> Any:
     """Widen fp16 rows and scatter them."""
     for i in range(in_ND.shape[0]):
+        if ids_N[i] < 0:
+            continue
         in_D = in_ND[i]
-        dst_D = dst_MD[ids_N[i]]
+        dst_D = dst_MD[np.uint64(ids_N[i])]
         for j in range(in_D.size):
             dst_D[j] = half_from_bits(in_D[j])
 
@@ -170,8 +173,10 @@ def encode_bf16(bits_ND: Array, out_ND: Array, bad_N: Array) -> Any:
 def decode_bf16(in_ND: Array, dst_bits_MD: Array, ids_N: Array) -> Any:
     """Widen bf16 rows and scatter them."""
     for i in range(in_ND.shape[0]):
+        if ids_N[i] < 0:
+            continue
         in_D = in_ND[i]
-        dst_D = dst_bits_MD[ids_N[i]]
+        dst_D = dst_bits_MD[np.uint64(ids_N[i])]
         for j in range(in_D.size):
             dst_D[j] = np.uint32(in_D[j]) << _S16
 
@@ -180,7 +185,9 @@ def decode_bf16(in_ND: Array, dst_bits_MD: Array, ids_N: Array) -> Any:
 def scatter_bytes(in_NB: Array, dst_MB: Array, ids_N: Array) -> Any:
     """Copy rows of bytes to their places; bytes, because a section may lie at any address."""
     for i in range(in_NB.shape[0]):
+        if ids_N[i] < 0:
+            continue
         in_B = in_NB[i]
-        dst_B = dst_MB[ids_N[i]]
+        dst_B = dst_MB[np.uint64(ids_N[i])]
         for j in range(in_B.size):
             dst_B[j] = in_B[j]

@@ -13,8 +13,9 @@ Not here: which rows are left out as exceptions (the caller marks them in ``bad_
 ``mark_bad``, and the codebooks are learned without them).
 
 Shapes: rows_ND  N rows of D floats; dst_MD  a table of M rows; ids_N  row i goes to
-dst_MD[ids_N[i]]; books_CK  C codebooks of K = 2**bits fp16 patterns; block_N  the codebook of each
-row; centers_CD  C mean rows; bad_N  1 where a row is left out; value_V  V sorted values.
+dst_MD[ids_N[i]], or nowhere if that is negative; books_CK  C codebooks of K = 2**bits fp16
+patterns; block_N  the codebook of each row; centers_CD  C mean rows; bad_N  1 where a row is left
+out; value_V  V sorted values.
 """
 
 from __future__ import annotations
@@ -176,12 +177,14 @@ def decode_books(
         stop = min(start + tile, count)
         unpack_tile(codes_NB[start:stop], bits, codes_TP[: stop - start])
         for i in range(start, stop):
+            if ids_N[i] < 0:
+                continue
             if block_N[i] != known:
                 known = block_N[i]
                 for k in range(entry_K.size):
                     entry_K[k] = half_from_bits(books_CK[known, k])
             codes_P = codes_TP[i - start]
-            dst_D = dst_MD[ids_N[i]]
+            dst_D = dst_MD[np.uint64(ids_N[i])]
             for j in range(width):
                 dst_D[j] = entry_K[codes_P[j]]
 

@@ -11,8 +11,9 @@ Invariants:
   ``step * 2^-24`` of itself where that is below one: patterns 2^23 apart are a factor 2 apart.
 
 Shapes: bits_ND  N rows of D floats as uint32 patterns; dst_MD  a table of M rows, as patterns;
-ids_N  row i goes to dst_MD[ids_N[i]]; lo_N, hi_N  bf16 patterns; bad_N  1 where a row holds a
-negative, infinite or NaN value; T  rows of a tile; P, B  padded codes and packed bytes of a row.
+ids_N  row i goes to dst_MD[ids_N[i]], or nowhere if that is negative; lo_N, hi_N  bf16 patterns;
+bad_N  1 where a row holds a negative, infinite or NaN value; T  rows of a tile; P, B  padded codes
+and packed bytes of a row.
 """
 
 from __future__ import annotations
@@ -123,8 +124,10 @@ def decode_log(
         stop = min(start + tile, count)
         unpack_tile(codes_NB[start:stop], bits, codes_TP[: stop - start])
         for i in range(start, stop):
+            if ids_N[i] < 0:
+                continue
             codes_P = codes_TP[i - start]
-            dst_D = dst_MD[ids_N[i]]
+            dst_D = dst_MD[np.uint64(ids_N[i])]
             step = pattern_step(lo_N[i], hi_N[i], bits)
             lo = np.uint32(np.uint32(lo_N[i]) << _S16)
             _uncode_row(codes_P, lo, step, dst_D)

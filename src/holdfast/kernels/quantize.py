@@ -14,10 +14,10 @@ Invariants:
 
 Not here: widths, lengths and the list of exceptions (checkpoint/codec.py); k-means (kmeans.py).
 
-Shapes: rows_ND  N rows of D floats; dst_MD  a table of M rows; ids_N  where row i goes in it;
-keys_ND  rows as int32 patterns; scale_N, offset_N  fp16 patterns; bad_N  1 where fp16 cannot
-describe a row; T  rows of a tile; P, B  padded codes and packed bytes of a row; x_DL  the rows of L
-lanes side by side; state  what the search knows of each lane.
+Shapes: rows_ND  N rows of D floats; dst_MD  a table of M rows; ids_N  where row i goes in it,
+negative for nowhere; keys_ND  rows as int32 patterns; scale_N, offset_N  fp16 patterns; bad_N  1
+where fp16 cannot describe a row; T  rows of a tile; P, B  padded codes and packed bytes of a row;
+x_DL  the rows of L lanes side by side; state  what the search knows of each lane.
 """
 
 from __future__ import annotations
@@ -310,7 +310,9 @@ def _dequantize_tile(
     codes_TP: Array, scale_T: Array, offset_T: Array, dst_MD: Array, ids_T: Array
 ) -> Any:
     for i in range(ids_T.size):
-        dst_D = dst_MD[ids_T[i]]
+        if ids_T[i] < 0:
+            continue
+        dst_D = dst_MD[np.uint64(ids_T[i])]
         codes_P = codes_TP[i]
         scale = scale_T[i]
         offset = offset_T[i]

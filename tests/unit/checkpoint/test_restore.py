@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import holdfast as hf
-from holdfast.checkpoint import restore
+from holdfast.checkpoint import fetch, restore
 from holdfast.checkpoint.codec import parse_codec
 from holdfast.storage import Storage, open_storage
 from tests.golden.make_format1 import (
@@ -107,4 +107,4 @@ def test_disagreement_of_catalog_and_object_is_refused(made: Made) -> None:
     for change in ({"offset": 24}, {"bytes": 8}, {"checksum": 1}):
         extent = dataclasses.replace(catalog.segments[0].extent, **change)
         with pytest.raises(hf.CorruptDataError, match="catalog and object disagree"):
-            restore.check_objects(storage, catalog, [extent])
+            fetch.check_objects(storage, catalog, [extent])

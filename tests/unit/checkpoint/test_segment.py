@@ -44,7 +44,7 @@ def test_rows_and_ids_return_and_parts_are_aligned(ids: np.ndarray) -> None:
         assert segment.decode(index).tobytes() == column.tobytes()
     header = segment.header
     assert all(part.offset % ALIGN == 0 for part in header.columns)
-    assert header.ids_offset == header_bytes(2)
+    assert header.ids.offset == header_bytes(2)
 
 
 def test_ids_are_read_alone_and_checked_by_their_own_checksum() -> None:
@@ -52,7 +52,7 @@ def test_ids_are_read_alone_and_checked_by_their_own_checksum() -> None:
     data = joined(encode_segment(ids, [rows(5, 2)], [parse_codec("fp32")]))
     head = data[: header_bytes(1)]
     header = parse_header(head, total_bytes=len(data), where="here")
-    id_bytes = bytearray(data[header.ids_offset : header.ids_offset + header.ids_bytes])
+    id_bytes = bytearray(data[header.ids.offset : header.ids.offset + header.ids.bytes])
     assert np.array_equal(parse_ids(header, memoryview(id_bytes), where="here"), ids)
     id_bytes[-1] ^= 1
     with pytest.raises(CorruptDataError, match=r"checksum mismatch in segment ids.*here"):

@@ -96,3 +96,17 @@ def test_bad_rows_are_those_that_fp16_cannot_describe() -> None:
     bad = np.empty(6, np.uint8)
     kmeans.mark_bad(rows, bad)
     assert bad.tolist() == [0, 1, 1, 1, 1, 0]
+
+
+def test_a_negative_id_skips_its_row_and_the_codebook_of_the_next_is_still_found() -> None:
+    rng = np.random.default_rng(SEED)
+    books = np.sort(rng.standard_normal((300, 4)).astype(np.float16), axis=1).view(np.uint16)
+    blocks = rng.integers(0, 300, 1000)
+    codes = rng.integers(0, 256, (1000, packed_width(12, 2)), dtype=np.uint8)
+    whole = np.empty((1000, 12), np.float32)
+    kmeans.decode_books(codes, 2, books, blocks, whole, np.arange(1000))
+    ids = np.where(rng.random(1000) < 0.4, -1, np.arange(1000))
+    found = np.full((1000, 12), 42, np.float32)
+    kmeans.decode_books(codes, 2, books, blocks, found, ids)
+    np.testing.assert_array_equal(found[ids >= 0], whole[ids >= 0])
+    assert (found[ids < 0] == 42).all()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.kernels import floats, quantize
+from holdfast.kernels import floats, logarithm, quantize
 from holdfast.kernels.packing import pack_tile, packed_width, padded_width, unpack_tile
 
 SEED = 20240607
@@ -219,3 +219,42 @@ def test_adaptive_cuts_an_outlier_that_asym_has_to_span() -> None:
         for steps in (0, 12)
     ]
     assert loss[1] < 0.75 * loss[0]
+
+
+def skipping(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids of twice as many places, and the same with every third row skipped."""
+    ids = np.random.default_rng(SEED).permutation(2 * count)[:count]
+    return ids, np.where(np.arange(count) % 3 == 1, -1, ids)
+
+
+@pytest.mark.parametrize("kernel", ["fp16", "bf16", "bytes", "log8", "uniform4", "uniform8"])
+def test_a_negative_id_skips_its_row_and_leaves_the_others_alone(kernel: str) -> None:
+    count, width = 1000, 12  # several tiles
+    rng = np.random.default_rng(SEED)
+    codes = rng.integers(0, 256, (count, 4 * width), dtype=np.uint8)
+    halves = rng.integers(0, 0x7C00, (3, count), dtype=np.uint16)
+    low, high = np.sort(halves[:2], axis=0)
+    wide = codes[:, : 2 * width].copy().view(np.uint16)
+
+    def decode(ids: np.ndarray) -> np.ndarray:
+        table = np.full((2 * count, width), 42.0, np.float32)
+        if kernel == "fp16":
+            floats.decode_fp16(wide, table, ids)
+        elif kernel == "bf16":
+            floats.decode_bf16(wide, table.view(np.uint32), ids)
+        elif kernel == "bytes":
+            floats.scatter_bytes(codes, table.view(np.uint8), ids)
+        elif kernel == "log8":
+            packed = codes[:, :width].copy()
+            logarithm.decode_log(packed, 8, low, high, table.view(np.uint32), ids)
+        else:
+            bits = int(kernel[-1])
+            packed = codes[:, : packed_width(width, bits)].copy()
+            quantize.decode_uniform(packed, bits, halves[0], halves[1], table, ids)
+        return table.view(np.uint32)
+
+    ids, some = skipping(count)
+    expected = decode(ids)
+    expected[ids[some < 0]] = np.float32(42).view(np.uint32)
+    np.testing.assert_array_equal(decode(some), expected)
+    assert (decode(np.full(count, -1)) == np.float32(42).view(np.uint32)).all()

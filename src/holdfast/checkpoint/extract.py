@@ -1,0 +1,457 @@
+"""Extraction: moves the versions that new checkpoints killed out of the live row of the grid.
+
+    new increments -> ids they killed -> chunks worth it -> bundles -> one commit -> deletion
+
+A round takes every increment that came since the last one. It reads ids and filters of the chunks
+alive, decides chunk by chunk (grid.py), and writes at most three objects: a bundle of what stays
+alive, a bundle of what was extracted, and the deletion vectors of what was left where it is. One
+commit swaps old chunks for new; objects that hold nothing alive any more are deleted after it.
+
+Invariants:
+- Until its commit a round touches nothing that exists; a crash leaves objects that the next writer
+  deletes.
+- Chunks move as codes (Segment.take): nothing is decoded and encoded again.
+- Memory: one chunk, the ids one table's increments touched, the deletion vectors, and filters up to
+  ``FILTER_BYTES_MAX``.
+- What a save commits meanwhile stays: the swap is made to the catalog as it is then, or not at all.
+
+Not here: when rounds run (extractor.py), the rules (grid.py).
+
+# N rows of a chunk, K ids an increment touched
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.checkpoint import fetch
+from holdfast.checkpoint import kills as killing
+from holdfast.checkpoint.catalog import BASE, Catalog, GridEntry, SegmentEntry
+from holdfast.checkpoint.checksum import checksum
+from holdfast.checkpoint.grid import (
+    Extract,
+    choose_threshold,
+    plan_moves,
+    plan_split,
+    rows_allowed,
+)
+from holdfast.checkpoint.kills import NO_KILLS, Vector
+from holdfast.checkpoint.object import KILLS, ROWS, Extent, ObjectBuilder
+from holdfast.checkpoint.segment import EncodedSegment
+from holdfast.checkpoint.writer import RunWriter
+from holdfast.kernels import bloom
+from holdfast.tables import TableSchema
+
+LIVE, EXTRACTED = "live", "extracted"  # bundles: row 0 of the grid, and the row a round adds
+FILTER_BYTES_MAX = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RoundStats:
+    """What a round did; chunks are counted where they were decided."""
+
+    step: int
+    chunks: int = 0
+    by_range: int = 0
+    by_filter: int = 0
+    by_ratio: int = 0
+    extracted: int = 0
+    closed: int = 0
+    moved: int = 0
+    rows: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    killed_rows: int = 0
+    garbage_bytes: int = 0
+    seconds: float = 0.0
+    wait_s: float = 0.0
+
+
+def next_grid(catalog: Catalog) -> tuple[GridEntry, list[int]] | None:
+    """The oldest grid that increments wait for, and when those were born."""
+    for grid in catalog.grids:
+        born = {
+            segment.born
+            for segment in catalog.segments
+            if segment.born > grid.through and (grid.end is None or segment.born < grid.end)
+        }
+        if born:
+            return grid, sorted(born)
+    return None
+
+
+class FilterCache:
+    """Filters that were read, as many as memory allows; the oldest go first."""
+
+    def __init__(self, bytes_max: int = FILTER_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._words: OrderedDict[Extent, np.ndarray | None] = OrderedDict()
+
+    def get(self, reader: fetch.PartReader, entry: SegmentEntry) -> np.ndarray | None:
+        """The words of a chunk's filter; None where it has none."""
+        if entry.extent in self._words:
+            self._words.move_to_end(entry.extent)
+            return self._words[entry.extent]
+        words_W = reader.filter(entry)
+        self._words[entry.extent] = words_W
+        self._bytes += 0 if words_W is None else words_W.nbytes
+        while self._bytes > self._bytes_max and len(self._words) > 1:
+            _, old = self._words.popitem(last=False)
+            self._bytes -= 0 if old is None else old.nbytes
+        return words_W
+
+
+@dataclass(frozen=True, slots=True)
+class _Swap:
+    """One chunk's replacement: none where it is only closed or dropped."""
+
+    old: SegmentEntry
+    new: tuple[SegmentEntry, ...]
+
+
+class Round:
+    """One round of extraction over one grid, planned on one catalog."""
+
+    def __init__(
+        self,
+        writer: RunWriter,
+        catalog: Catalog,
+        rules: Extract,
+        *,
+        filters: FilterCache,
+        pause: Callable[[], None],
+    ) -> None:
+        """``pause`` is called between chunks: it may wait, or raise to give the round up."""
+        found = next_grid(catalog)
+        assert found is not None
+        self._grid, self._births = found
+        self._writer = writer
+        self._catalog = catalog
+        self._rules = rules
+        self._filters = filters
+        self._pause = pause
+        self._parts = fetch.PartReader(writer.storage)
+        self._segments = fetch.SegmentReader(writer.storage)
+        self._kills = dict(fetch.read_kills(writer.storage, self._grid))
+        # Everything of this grid that was not dead before the new increments came, by table.
+        self._segments_of: dict[str, list[SegmentEntry]] = defaultdict(list)
+        end = self._grid.end
+        for s in catalog.segments:
+            is_inside = s.born > self._grid.base and (end is None or s.born < end)
+            if is_inside and (s.died is None or s.died > self._births[0]):
+                self._segments_of[s.table].append(s)
+        self._mine: list[SegmentEntry] = []
+        self._swaps: list[_Swap] = []
+        self._moves: dict[Extent, Extent] = {}
+        self._objects: list[tuple[str, int]] = []
+        self._bundles: dict[str, ObjectBuilder] = {}
+        self._open = contextlib.ExitStack()
+        self._counts: Counter[str] = Counter()
+        self._wait_s = 0.0
+
+    def run(self) -> RoundStats | None:
+        """Carry the round out and commit it; None if the run changed so much that it is void."""
+        started = time.perf_counter()
+        is_committed = False
+        try:
+            with self._open:
+                for table in self._tables():
+                    self._extract_table(table)
+                self._move_from_garbage()
+                self._close_bundles()
+            kills = self._store_kills()
+            is_committed = self._writer.update(lambda now: self._apply(now, kills)) is not None
+        finally:
+            named = {name for name, _ in self._writer.catalog.objects}
+            self._writer.forget(name for name, _ in self._objects if name not in named)
+        if not is_committed:
+            return None
+        seconds = time.perf_counter() - started
+        return RoundStats(
+            step=self._births[-1], seconds=seconds, wait_s=self._wait_s, **self._counts
+        )
+
+    def _wait(self) -> None:
+        started = time.perf_counter()
+        self._pause()
+        self._wait_s += time.perf_counter() - started
+
+    def _count(self, **more: int) -> None:
+        self._counts.update(more)
+
+    # Which chunks the new increments killed rows of.
+
+    def _tables(self) -> list[TableSchema]:
+        base = next(e for e in reversed(self._catalog.checkpoints) if e.base == self._grid.base)
+        return list(self._catalog.schema_of(base))
+
+    def _extract_table(self, schema: TableSchema) -> None:
+        births = set(self._births)
+        mine = self._mine = self._segments_of[schema.name]
+        fresh = [s for s in mine if s.born in births]
+        if not fresh:
+            return
+        updates = [(born, self._update_ids(fresh, born)) for born in self._births]
+        updates = [(born, ids_K) for born, ids_K in updates if len(ids_K)]
+        threshold = self._rules.threshold
+        if threshold is None:
+            size = sum(s.extent.bytes for s in fresh)
+            threshold = choose_threshold(size / len(updates))
+        for entry in mine:
+            if entry.died is None or entry.died > updates[0][0]:
+                self._wait()
+                later = [
+                    (born, ids_K)
+                    for born, ids_K in updates
+                    if born > entry.born and (entry.died is None or born < entry.died)
+                ]
+                self._extract_chunk(entry, schema, later, threshold)
+
+    def _update_ids(self, fresh: Sequence[SegmentEntry], born: int) -> np.ndarray:
+        parts = [self._parts.ids(s) for s in fresh if s.born == born]
+        return np.sort(np.concatenate(parts)) if parts else np.empty(0, np.int64)
+
+    def _extract_chunk(
+        self,
+        entry: SegmentEntry,
+        schema: TableSchema,
+        updates: Sequence[tuple[int, np.ndarray]],
+        threshold: float,
+    ) -> None:
+        """Take a chunk through the three stages, and extract it if it passes all."""
+        if not updates:
+            return
+        self._count(chunks=1)
+        rules = self._rules
+        hits = [(born, _in_range(entry, ids_K)) for born, ids_K in updates]
+        if rules.by_range and not any(len(ids_K) for _, ids_K in hits):
+            self._count(by_range=1)
+            return
+        key = (entry.table, entry.born)
+        known = self._kills.get(key, NO_KILLS)
+        before = _in_range(entry, known.ids_N)
+        allowed = rows_allowed(threshold, entry.rows, max(len(ids_K) for _, ids_K in updates))
+        words_W = self._filters.get(self._parts, entry) if rules.by_filter else None
+        if words_W is not None:
+            hits = [(born, ids_K[bloom.has(words_W, ids_K)]) for born, ids_K in hits]
+            kills = killing.join([known, *(_vector(ids_K, born) for born, ids_K in hits)])
+            count = len(_in_range(entry, kills.ids_N))
+            if count == len(before) or (count <= allowed and count < entry.rows):
+                self._kills[key] = kills
+                self._count(by_filter=1)
+                return
+        else:
+            kills = killing.join([known, *(_vector(ids_K, born) for born, ids_K in hits)])
+        ids_N, inner_N = self._parts.ids_and_deaths(entry)
+        deaths_N = _earlier(killing.look_up(kills, ids_N), inner_N)
+        dead = int((deaths_N >= 0).sum())
+        others = _without(known, entry, ids_N, has_siblings=self._has_siblings(entry))
+        if dead == 0 or (rules.by_ratio and dead <= allowed and dead < entry.rows):
+            is_dead_N = deaths_N >= 0
+            exact = Vector(ids_N[is_dead_N], deaths_N[is_dead_N])
+            self._kills[key] = killing.join([others, exact])
+            self._count(by_ratio=1)
+            return
+        self._kills[key] = others
+        self._split(entry, schema, deaths_N, allowed, may_close=inner_N is None)
+
+    def _has_siblings(self, entry: SegmentEntry) -> bool:
+        """Whether another chunk of the same birth lies in the same range of ids.
+
+        Only going back in time makes such: it brings extracted rows to life again.
+        """
+        return any(
+            s is not entry
+            and s.table == entry.table
+            and s.born == entry.born
+            and s.first <= entry.last
+            and entry.first <= s.last
+            and (s.died is None or s.died > self._births[0])
+            for s in self._mine
+        )
+
+    # Moving rows.
+
+    def _split(
+        self,
+        entry: SegmentEntry,
+        schema: TableSchema,
+        deaths_N: np.ndarray,
+        allowed: float,
+        *,
+        may_close: bool,
+    ) -> None:
+        split = plan_split(deaths_N, born=entry.born, kept=self._catalog.steps, allowed=allowed)
+        cells = split.cells
+        is_whole = len(cells) == 1 and len(cells[0].positions_N) == entry.rows
+        if may_close and is_whole and cells[0].deaths_N is None:
+            # All of it died at once: nothing needs to move.
+            closed = dataclasses.replace(entry, died=cells[0].died)
+            self._swaps.append(_Swap(entry, (closed,)))
+            self._count(closed=1)
+            return
+        if not cells and not len(split.alive_N):
+            self._swaps.append(_Swap(entry, ()))
+            self._count(closed=1)
+            return
+        segment = self._segments.read(entry, schema)
+        self._count(read_bytes=entry.extent.bytes)
+        new = []
+        if len(split.alive_N):
+            taken = segment.take(split.alive_N, has_filter=True, deaths_K=None)
+            new.append(self._append(LIVE, entry, taken, died=entry.died))
+        for cell in cells:
+            taken = segment.take(cell.positions_N, deaths_K=cell.deaths_N)
+            new.append(self._append(EXTRACTED, entry, taken, died=cell.died))
+            self._count(rows=taken.rows)
+        self._swaps.append(_Swap(entry, tuple(new)))
+        self._count(extracted=1)
+
+    def _append(
+        self, bundle: str, old: SegmentEntry, encoded: EncodedSegment, *, died: int | None
+    ) -> SegmentEntry:
+        with self._bundle(bundle) as builder:
+            extent = builder.append(ROWS, old.table, encoded.buffers, encoded.checksum)
+        self._count(written_bytes=extent.bytes)
+        return SegmentEntry(
+            table=old.table,
+            born=old.born,
+            died=died,
+            rows=encoded.rows,
+            first=encoded.first,
+            last=encoded.last,
+            extent=extent,
+        )
+
+    @contextlib.contextmanager
+    def _bundle(self, kind: str) -> Iterator[ObjectBuilder]:
+        """Where the next chunk goes: a bundle that stays open, or an object of its own."""
+        if not self._rules.bundles:
+            with self._writer.new_object(kind) as builder:
+                yield builder
+                self._objects.append((builder.name, builder.close()))
+            return
+        if kind not in self._bundles:
+            self._bundles[kind] = self._open.enter_context(self._writer.new_object(kind))
+        yield self._bundles[kind]
+
+    def _close_bundles(self) -> None:
+        for builder in self._bundles.values():
+            self._objects.append((builder.name, builder.close()))
+
+    def _move_from_garbage(self) -> None:
+        """Copy what still lives in objects that are mostly garbage, so that those can go."""
+        replaced = {swap.old.extent: swap for swap in self._swaps}
+        planned = [
+            new
+            for s in self._catalog.segments
+            for new in (replaced[s.extent].new if s.extent in replaced else (s,))
+        ]
+        sizes = dict(self._catalog.objects)
+        # What this round wrote, and what belongs to a base, stays where it is.
+        bases = {entry.step for entry in self._catalog.checkpoints if entry.kind == BASE}
+        bases |= {grid.base for grid in self._catalog.grids}
+        here = [s for s in planned if s.extent.object in sizes]
+        pinned = {s.extent.object for s in here if s.born in bases}
+        for entry in plan_moves(sizes, here, pinned=pinned):
+            self._wait()
+            data = self._segments.read_bytes(entry)
+            bundle = LIVE if entry.died in (None, self._grid.end) else EXTRACTED
+            with self._bundle(bundle) as builder:
+                extent = builder.append(ROWS, entry.table, (data,), entry.extent.checksum)
+            self._moves[entry.extent] = extent
+            self._count(moved=1, read_bytes=extent.bytes, written_bytes=extent.bytes)
+
+    def _store_kills(self) -> Extent | None:
+        living = {(s.table, s.born) for s in self._catalog.segments}
+        self._kills = {
+            k: vector for k, vector in self._kills.items() if k in living and len(vector)
+        }
+        self._count(killed_rows=sum(len(vector) for vector in self._kills.values()))
+        if not self._kills:
+            return None
+        data = killing.to_bytes(self._kills)
+        with self._writer.new_object(KILLS) as builder:
+            extent = builder.append(KILLS, "kills", (data,), checksum(data))
+            self._objects.append((builder.name, builder.close()))
+        self._count(written_bytes=extent.bytes)
+        return extent
+
+    # The commit.
+
+    def _apply(self, now: Catalog, kills: Extent | None) -> Catalog | None:
+        """The run's catalog with this round's chunks; None where they no longer fit it."""
+        grid = next((g for g in now.grids if g.base == self._grid.base), None)
+        if (
+            grid is None
+            or grid.through != self._grid.through
+            or now.rewinds != (self._catalog.rewinds)
+        ):
+            return None
+        swaps = {swap.old.extent: swap for swap in self._swaps}
+        segments = []
+        for current in now.segments:
+            swap = swaps.get(current.extent)
+            for new in (current,) if swap is None else _carried_over(swap, current):
+                extent = self._moves.get(new.extent, new.extent)
+                is_same = extent == new.extent
+                segments.append(new if is_same else dataclasses.replace(new, extent=extent))
+        swapped = dataclasses.replace(
+            now, segments=tuple(segments), objects=(*now.objects, *self._objects)
+        )
+        moved_on = dataclasses.replace(grid, through=self._births[-1], kills=kills)
+        result = swapped.with_grid(moved_on).without_dead()
+        living = sum(s.extent.bytes for s in result.segments)
+        rows_in = {s.extent.object for s in result.segments}
+        stored = sum(size for name, size in result.objects if name in rows_in)
+        self._counts["garbage_bytes"] = stored - living
+        return result
+
+
+def _carried_over(swap: _Swap, current: SegmentEntry) -> tuple[SegmentEntry, ...]:
+    """A chunk's replacement, where a new base may have ended the chunk meanwhile."""
+    if current.died == swap.old.died:
+        return swap.new
+    return tuple(
+        dataclasses.replace(new, died=current.died) if new.died == swap.old.died else new
+        for new in swap.new
+    )
+
+
+def _in_range(entry: SegmentEntry, ids_K: np.ndarray) -> np.ndarray:
+    """Those of some ascending ids that lie between a chunk's first and last."""
+    lo = int(np.searchsorted(ids_K, entry.first))
+    hi = int(np.searchsorted(ids_K, entry.last, side="right"))
+    return ids_K[lo:hi]
+
+
+def _vector(ids_K: np.ndarray, died: int) -> Vector:
+    return Vector(ids_K, np.full(len(ids_K), died, np.int64))
+
+
+def _earlier(deaths_N: np.ndarray, inner_N: np.ndarray | None) -> np.ndarray:
+    """The earlier of two deaths, where -1 is none."""
+    if inner_N is None:
+        return deaths_N
+    both_N = np.minimum(deaths_N, inner_N)
+    earlier_N: np.ndarray = np.where(both_N >= 0, both_N, np.maximum(deaths_N, inner_N))
+    return earlier_N
+
+
+def _without(
+    known: Vector, entry: SegmentEntry, ids_N: np.ndarray, *, has_siblings: bool
+) -> Vector:
+    """A vector without one chunk's rows and, in its range, false hits of filters."""
+    if has_siblings:
+        is_other_N = ~np.isin(known.ids_N, ids_N, assume_unique=True)
+    else:
+        is_other_N = (known.ids_N < entry.first) | (known.ids_N > entry.last)
+    return Vector(known.ids_N[is_other_N], known.deaths_N[is_other_N])

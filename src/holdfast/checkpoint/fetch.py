@@ -1,0 +1,239 @@
+"""Read what a catalog names: segments whole, parts of them, deletion vectors, dense state.
+
+Invariants:
+- No byte is used before its checksum is confirmed; damage raises and names the object.
+- A buffer grows only to what the catalog says a segment takes.
+
+Not here: which segments (restore.py, extract.py), what their bytes mean (segment.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from holdfast.checkpoint import kills as killing
+from holdfast.checkpoint import tree
+from holdfast.checkpoint.catalog import Catalog, GridEntry, SegmentEntry
+from holdfast.checkpoint.checksum import as_hex, checksum
+from holdfast.checkpoint.kills import Vector
+from holdfast.checkpoint.object import Extent, read_index
+from holdfast.checkpoint.segment import (
+    HEADER_BYTES_MAX,
+    Segment,
+    SegmentHeader,
+    parse_deaths,
+    parse_filter,
+    parse_header,
+    parse_ids,
+)
+from holdfast.errors import CorruptDataError
+from holdfast.storage.base import Storage
+from holdfast.tables import TableSchema
+
+# Neighbours in an object are read at once, small gaps included: a gap costs less than a request.
+RUN_BYTES_MAX = 8 << 20
+GAP_BYTES_MAX = 64 << 10
+
+
+def check_sum(data: Any, extent: Extent) -> None:
+    """Compare bytes with the checksum of their extent.
+
+    Raises:
+        CorruptDataError: names the object.
+    """
+    found = checksum(data)
+    if found != extent.checksum:
+        raise CorruptDataError(
+            "checksum mismatch in segment",
+            where=extent.describe(),
+            expected=as_hex(extent.checksum),
+            found=as_hex(found),
+            todo="run 'holdfast verify', and restore an older step",
+        )
+
+
+def check_objects(storage: Storage, catalog: Catalog, extents: Iterable[Extent]) -> None:
+    """Check the frame of every object the extents lie in, and that it agrees with the catalog.
+
+    Raises:
+        CorruptDataError: names the object.
+        NotFoundError: an object is gone.
+    """
+    sizes = dict(catalog.objects)
+    wanted: dict[str, list[Extent]] = {}
+    for extent in extents:
+        wanted.setdefault(extent.object, []).append(extent)
+    for name, parts in wanted.items():
+        index = read_index(storage, name, sizes[name])
+        for extent in parts:
+            if index.get(extent.offset) != extent:
+                raise CorruptDataError(
+                    "catalog and object disagree",
+                    where=extent.describe(),
+                    todo="run 'holdfast verify', and restore an older step",
+                )
+
+
+def read_checked(storage: Storage, extent: Extent) -> bytes:
+    """The bytes of an extent.
+
+    Raises:
+        CorruptDataError: names the object.
+    """
+    data = storage.get(extent.object, offset=extent.offset, length=extent.bytes)
+    check_sum(data, extent)
+    return data
+
+
+def read_dense(storage: Storage, extent: Extent) -> Any:
+    """A checkpoint's dense state.
+
+    Raises:
+        CorruptDataError: names the object.
+    """
+    return tree.from_bytes(read_checked(storage, extent))
+
+
+def read_kills(storage: Storage, grid: GridEntry | None) -> dict[tuple[str, int], Vector]:
+    """A grid's deletion vectors, as far as they are valid.
+
+    Raises:
+        CorruptDataError: names the object.
+    """
+    if grid is None or grid.kills is None:
+        return {}
+    data = read_checked(storage, grid.kills)
+    return killing.from_bytes(data, through=grid.through, where=grid.kills.describe())
+
+
+class SegmentReader:
+    """Reads whole segments, one reused buffer a thread."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._local = threading.local()
+
+    def _buffer(self, size: int) -> memoryview:
+        buffer = getattr(self._local, "buffer", None)
+        if buffer is None or buffer.nbytes < size:
+            buffer = self._local.buffer = np.empty(size, np.uint8)
+        view: memoryview = buffer[:size].data
+        return view
+
+    def read_bytes(self, entry: SegmentEntry) -> memoryview:
+        """A segment's bytes, their checksum confirmed; valid until this thread reads again."""
+        extent = entry.extent
+        view = self._buffer(extent.bytes)
+        self._storage.get_into(extent.object, view, offset=extent.offset)
+        check_sum(view, extent)
+        return view
+
+    def read(self, entry: SegmentEntry, schema: TableSchema) -> Segment:
+        """A segment, checked; valid until this thread reads again."""
+        return _checked(self.read_bytes(entry), entry, schema)
+
+    def read_run(
+        self, run: Sequence[SegmentEntry], schemas: dict[str, TableSchema]
+    ) -> Iterable[tuple[SegmentEntry, Segment]]:
+        """Segments that ``runs`` put together, with one request; valid until the next read."""
+        start = run[0].extent.offset
+        view = self._buffer(run[-1].extent.offset + run[-1].extent.bytes - start)
+        self._storage.get_into(run[0].extent.object, view, offset=start)
+        for entry in run:
+            at = entry.extent.offset - start
+            data = view[at : at + entry.extent.bytes]
+            check_sum(data, entry.extent)
+            yield entry, _checked(data, entry, schemas[entry.table])
+
+
+def _checked(data: memoryview, entry: SegmentEntry, schema: TableSchema) -> Segment:
+    segment = Segment(data, where=entry.extent.describe())
+    segment.check_schema(schema)
+    header = segment.header
+    if (header.rows, header.first, header.last) != (entry.rows, entry.first, entry.last):
+        raise CorruptDataError("catalog and segment disagree", where=entry.extent.describe())
+    return segment
+
+
+def runs(segments: Iterable[SegmentEntry]) -> list[list[SegmentEntry]]:
+    """Segments in groups that lie close together, each to be read with one request."""
+    found: list[list[SegmentEntry]] = []
+    for entry in sorted(segments, key=lambda s: (s.extent.object, s.extent.offset)):
+        extent = entry.extent
+        if found:
+            first, last = found[-1][0].extent, found[-1][-1].extent
+            gap = extent.offset - (last.offset + last.bytes)
+            is_near = extent.object == last.object and 0 <= gap <= GAP_BYTES_MAX
+            if is_near and extent.offset + extent.bytes - first.offset <= RUN_BYTES_MAX:
+                found[-1].append(entry)
+                continue
+        found.append([entry])
+    return found
+
+
+def deaths_of(entry: SegmentEntry, deaths_N: np.ndarray | None) -> np.ndarray | None:
+    """What a segment says of its own rows' deaths, as far as it still counts (-1: alive)."""
+    if deaths_N is None or entry.deaths_through is None:
+        return deaths_N
+    return np.where(deaths_N <= entry.deaths_through, deaths_N, -1)
+
+
+class PartReader:
+    """Reads parts of segments: ids, deaths and filters, without the rows."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self.bytes = 0
+
+    def _header(self, entry: SegmentEntry) -> tuple[SegmentHeader, memoryview]:
+        extent = entry.extent
+        size = min(extent.bytes, HEADER_BYTES_MAX)
+        head = memoryview(self._storage.get(extent.object, offset=extent.offset, length=size))
+        self.bytes += size
+        where = extent.describe()
+        header = parse_header(head, total_bytes=extent.bytes, where=where)
+        if (header.rows, header.first, header.last) != (entry.rows, entry.first, entry.last):
+            raise CorruptDataError("catalog and segment disagree", where=where)
+        return header, head
+
+    def _part(self, entry: SegmentEntry, head: memoryview, offset: int, length: int) -> memoryview:
+        """Bytes of a segment, of which the first ones are read already."""
+        if offset + length <= len(head):
+            return head[offset : offset + length]
+        self.bytes += length
+        extent = entry.extent
+        return memoryview(
+            self._storage.get(extent.object, offset=extent.offset + offset, length=length)
+        )
+
+    def filter(self, entry: SegmentEntry) -> np.ndarray | None:
+        """The words of a segment's Bloom filter; None where it has none."""
+        header, head = self._header(entry)
+        part = header.filter
+        if part.bytes == 0:
+            return None
+        data = self._part(entry, head, part.offset, part.bytes)
+        return parse_filter(header, data, where=entry.extent.describe())
+
+    def ids(self, entry: SegmentEntry) -> np.ndarray:
+        """The row ids of a segment."""
+        header, head = self._header(entry)
+        data = self._part(entry, head, header.ids.offset, header.ids.bytes)
+        return parse_ids(header, data, where=entry.extent.describe())
+
+    def ids_and_deaths(self, entry: SegmentEntry) -> tuple[np.ndarray, np.ndarray | None]:
+        """The row ids of a segment, and what it says of their deaths."""
+        header, head = self._header(entry)
+        where = entry.extent.describe()
+        ids, deaths = header.ids, header.deaths
+        size = deaths.offset + deaths.bytes - ids.offset
+        data = self._part(entry, head, ids.offset, size)
+        ids_N = parse_ids(header, data[: ids.bytes], where=where)
+        if deaths.bytes == 0:
+            return ids_N, None
+        found = parse_deaths(header, data[deaths.offset - ids.offset :], where=where)
+        return ids_N, deaths_of(entry, found)
