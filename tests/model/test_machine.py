@@ -1,12 +1,14 @@
 """Random lives of a run against a plain dict of what every step's model was.
 
-Train, save, fail, cancel, resume, go back, change retention, read; whatever the order, every step
-that is kept reads exactly as it was when it was saved.
+Train, save, fail, cancel, resume, go back, change retention, read; extract with any threshold and
+any stage, fail or die while extracting, begin a new base; whatever the order, every step that is
+kept reads exactly as it was when it was saved.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shutil
 import tempfile
 import threading
@@ -26,11 +28,21 @@ from hypothesis.stateful import (
 from torch import nn
 
 import holdfast as hf
+from holdfast.checkpoint import catalog as catalogs
+from holdfast.checkpoint import snapshot
+from holdfast.checkpoint.extract import next_grid
 from holdfast.storage import open_storage
 from holdfast.storage.base import ObjectWriter, Storage
 
 ROWS = {"left.weight": 11, "right.weight": 70}
-POLICIES = ("full", "one-shot", "consecutive", "intermittent")
+NO_STAGES = hf.Extract(0.1, by_range=False, by_filter=False, by_ratio=False)
+STRATEGIES = (
+    *(("full", None), ("one-shot", None), ("consecutive", None), ("intermittent", None)),
+    *(("recovery-time", hf.Extract(threshold)) for threshold in (None, 0.0, 0.2, 0.6, 1.0)),
+    ("consecutive", hf.Extract(0.0, bundles=False)),
+    ("consecutive", hf.Extract(0.3, by_filter=False)),
+    ("consecutive", NO_STAGES),
+)
 KEEPS = (None, 1, 2, hf.Keep(last=1, every=2))
 
 
@@ -47,12 +59,15 @@ class Pair(nn.Module):
 class Shaky:
     """A storage that can be told to fail once: at a write, at a commit, or after a commit.
 
-    It can also hold back the next object, so that a save is still running when another comes.
+    It can also hold back the next object, so that a save is still running when another comes; and
+    it can fail, or break for good, at a call that extraction makes.
     """
 
     def __init__(self, inner: Storage) -> None:
         self._inner = inner
         self.fails_at: str | None = None
+        self.fails_extraction_at: str | None = None
+        self.breaks_after: int | None = None
         self.gate = threading.Event()
         self.gate.set()
 
@@ -60,9 +75,17 @@ class Shaky:
         return getattr(self._inner, name)
 
     def _fail(self, at: str) -> None:
-        if self.fails_at == at:
+        if threading.current_thread().name == "holdfast-extract":
+            if self.fails_extraction_at == at:
+                self.fails_extraction_at = None
+                raise hf.UnavailableError(f"told to fail in extraction: {at}")
+            if self.breaks_after is not None:
+                self.breaks_after -= 1
+        elif self.fails_at == at:
             self.fails_at = None
             raise hf.UnavailableError(f"told to fail: {at}")
+        if self.breaks_after is not None and self.breaks_after < 0:
+            raise hf.UnavailableError("broken")
 
     def create(self, name: str) -> ObjectWriter:
         self.gate.wait()
@@ -72,7 +95,11 @@ class Shaky:
     def put_if_absent(self, name: str, data: bytes) -> None:
         self._fail("commit")
         self._inner.put_if_absent(name, data)
-        if self.fails_at == "unknown":
+        if threading.current_thread().name == "holdfast-extract":
+            if self.fails_extraction_at == "unknown":
+                self.fails_extraction_at = "reading back"
+                raise hf.UnavailableError("the answer was lost")
+        elif self.fails_at == "unknown":
             self.fails_at = "reading back"
             raise hf.UnavailableError("the answer was lost")
 
@@ -100,12 +127,21 @@ class RunMachine(RuleBasedStateMachine):
         self.storage = Shaky(open_storage(self.folder))
         self.saved: dict[int, State] = {}
         self.at = -1
+        self.part_bytes = snapshot.BUFFER_BYTES
         self.ck: hf.Checkpointer | None = None
 
-    @initialize(base=st.sampled_from(POLICIES), keep=st.sampled_from(KEEPS), seed=st.integers(0, 9))
-    def begin(self, base: str, keep: Any, seed: int) -> None:
-        self.base = base
+    @initialize(
+        how=st.sampled_from(STRATEGIES),
+        keep=st.sampled_from(KEEPS),
+        seed=st.integers(0, 9),
+        part_bytes=st.sampled_from([100, 8 << 20]),
+    )
+    def begin(self, how: Any, keep: Any, seed: int, part_bytes: int) -> None:
+        self.how = how
         self.keep = keep
+        # Small parts: a table's rows of one birth then lie in several segments.
+        self.part_bytes = snapshot.BUFFER_BYTES
+        snapshot.BUFFER_BYTES = part_bytes
         torch.manual_seed(seed)
         self.open_process()
 
@@ -118,12 +154,25 @@ class RunMachine(RuleBasedStateMachine):
             self.storage,  # type: ignore[arg-type]
             model=self.model,
             optimizer=self.optimizer,
-            strategy=hf.Strategy("mine", base=self.base, codec="fp32"),
+            strategy=hf.Strategy("mine", base=self.how[0], codec="fp32", extract=self.how[1]),
             keep=self.keep,
             threads=1,
             on_busy="cancel",
         )
         self.ck.resume()
+        self.pin_times()
+
+    def pin_times(self, *, next_is_base: bool = False) -> None:
+        """Make what the recovery-time policy measures depend on bytes alone."""
+        slow = (catalogs.Recovery(1, 1.0, 1, 1e18),)
+
+        def pinned(catalog: catalogs.Catalog) -> catalogs.Catalog:
+            growth = tuple(dataclasses.replace(item, build_s=1e9) for item in catalog.growth)
+            return dataclasses.replace(
+                catalog, growth=growth, recoveries=slow if next_is_base else ()
+            )
+
+        self.ck._writer.note(pinned)
 
     def state_now(self) -> State:
         state = self.optimizer.state
@@ -155,12 +204,54 @@ class RunMachine(RuleBasedStateMachine):
         self.saved[step] = state
         self.at = step
 
-    @precondition(is_new_step)
+    @rule(seed=st.integers(0, 10**6), rows=st.integers(1, 30))
+    def train_one_table_only(self, seed: int, rows: int) -> None:
+        draw = torch.Generator().manual_seed(seed)
+        self.optimizer.zero_grad()
+        self.model.right(torch.randint(0, 70, (rows,), generator=draw)).sum().backward()
+        self.optimizer.step()
+        self.ck.step()
+
     @rule()
-    def save(self) -> None:
+    def a_step_that_changes_nothing(self) -> None:
+        self.ck.step()
+
+    @precondition(is_new_step)
+    @rule(next_is_base=st.sampled_from([False, False, True]))
+    def save(self, next_is_base: bool) -> None:
+        self.save_now(next_is_base=next_is_base)
+        if self.how[1] is not None:
+            self.ck.wait()
+            assert next_grid(hf.open(self.folder).catalog) is None  # nothing waits
+
+    def save_now(self, *, next_is_base: bool = False) -> None:
+        self.pin_times(next_is_base=next_is_base)
         self.ck.save().durable()
+        self.pin_times()
         self.committed(self.ck.current_step, self.state_now())
         assert self.ck.steps[-1] == self.at
+
+    @precondition(is_new_step)
+    @rule(how=st.sampled_from(["create", "commit", "unknown", "delete", "reading back"]))
+    def save_while_extraction_fails(self, how: str) -> None:
+        self.storage.fails_extraction_at = how
+        self.save_now()
+        self.ck.wait()
+        self.storage.fails_extraction_at = None
+        self.ck._extractor.wake()  # as the next save would
+
+    @precondition(is_new_step)
+    @rule(calls=st.integers(0, 40))
+    def die_while_extracting(self, calls: int) -> None:
+        self.storage.breaks_after = calls
+        with contextlib.suppress(hf.UnavailableError):  # after the commit only housekeeping is left
+            self.save_now()
+        with contextlib.suppress(hf.HoldfastError):
+            self.ck.close()
+        self.storage = Shaky(open_storage(self.folder))
+        self.open_process()
+        assert self.ck.current_step == self.at
+        self.assert_model_is(self.at)
 
     @precondition(is_new_step)
     @rule(how=st.sampled_from(["create", "commit", "unknown", "delete"]))
@@ -190,11 +281,11 @@ class RunMachine(RuleBasedStateMachine):
         second.durable()
         self.committed(self.ck.current_step, self.state_now())
 
-    @rule(base=st.sampled_from(POLICIES), keep=st.sampled_from(KEEPS))
-    def restart(self, base: str, keep: Any) -> None:
+    @rule(how=st.sampled_from(STRATEGIES), keep=st.sampled_from(KEEPS))
+    def restart(self, how: Any, keep: Any) -> None:
         """A new process, maybe with other settings, resumes what is committed."""
         self.ck.close()
-        self.base, self.keep = base, keep
+        self.how, self.keep = how, keep
         self.open_process()
         if self.saved:
             self.at = self.ck.current_step
@@ -204,8 +295,10 @@ class RunMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.ck is not None and len(self.ck.steps) > 0)
     @rule(pick=st.integers(0, 50))
     def go_back(self, pick: int) -> None:
-        step = self.ck.steps[pick % len(self.ck.steps)]
+        steps = hf.open(self.folder).steps
+        step = steps[pick % len(steps)]
         self.ck.restore(step, discard_later=True)
+        self.pin_times()
         self.at = step
         self.assert_model_is(step)
 
@@ -242,6 +335,7 @@ class RunMachine(RuleBasedStateMachine):
                 assert found.state["sum"].tobytes() == state.tobytes(), (step, table)
 
     def teardown(self) -> None:
+        snapshot.BUFFER_BYTES = self.part_bytes
         self.storage.gate.set()
         self.storage.fails_at = None
         if self.ck is not None:
@@ -252,5 +346,5 @@ class RunMachine(RuleBasedStateMachine):
 
 TestRuns = RunMachine.TestCase
 TestRuns.settings = settings(
-    max_examples=40, stateful_step_count=14, deadline=None, derandomize=True
+    max_examples=60, stateful_step_count=20, deadline=None, derandomize=True
 )

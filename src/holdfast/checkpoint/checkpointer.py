@@ -207,14 +207,22 @@ class Checkpointer:
         self._is_torn = True
         self._last_save = None  # the same step may come again, with other values
         started = time.perf_counter()
-        loaded = load_checkpoint(self._storage, catalog, entry, self._state, self._extras)
+        wants_changed = deltas_since(self._strategy.base) == SINCE_BASE
+        loaded = load_checkpoint(
+            self._storage,
+            catalog,
+            entry,
+            self._state,
+            self._extras,
+            wants_changed=wants_changed,
+        )
         self._step = step
         self._at = step
         self._is_torn = False
         self._discard_later = discard_later
         self._tracker.reset()
         self._canary.reset()
-        if deltas_since(self._strategy.base) == SINCE_BASE:
+        if wants_changed:
             self._cursor.give_back(loaded.changed)
         stats = loaded.stats
         recovery = Recovery(stats.base_bytes, stats.base_s, stats.delta_bytes, stats.delta_s)

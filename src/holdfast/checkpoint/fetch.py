@@ -78,7 +78,7 @@ def check_objects(storage: Storage, catalog: Catalog, extents: Iterable[Extent])
                 )
 
 
-def read_checked(storage: Storage, extent: Extent) -> bytes:
+def readchecked_segment(storage: Storage, extent: Extent) -> bytes:
     """The bytes of an extent.
 
     Raises:
@@ -95,7 +95,7 @@ def read_dense(storage: Storage, extent: Extent) -> Any:
     Raises:
         CorruptDataError: names the object.
     """
-    return tree.from_bytes(read_checked(storage, extent))
+    return tree.from_bytes(readchecked_segment(storage, extent))
 
 
 def read_kills(storage: Storage, grid: GridEntry | None) -> dict[tuple[str, int], Vector]:
@@ -106,7 +106,7 @@ def read_kills(storage: Storage, grid: GridEntry | None) -> dict[tuple[str, int]
     """
     if grid is None or grid.kills is None:
         return {}
-    data = read_checked(storage, grid.kills)
+    data = readchecked_segment(storage, grid.kills)
     return killing.from_bytes(data, through=grid.through, where=grid.kills.describe())
 
 
@@ -134,23 +134,25 @@ class SegmentReader:
 
     def read(self, entry: SegmentEntry, schema: TableSchema) -> Segment:
         """A segment, checked; valid until this thread reads again."""
-        return _checked(self.read_bytes(entry), entry, schema)
+        return checked_segment(self.read_bytes(entry), entry, schema)
 
-    def read_run(
-        self, run: Sequence[SegmentEntry], schemas: dict[str, TableSchema]
-    ) -> Iterable[tuple[SegmentEntry, Segment]]:
-        """Segments that ``runs`` put together, with one request; valid until the next read."""
-        start = run[0].extent.offset
-        view = self._buffer(run[-1].extent.offset + run[-1].extent.bytes - start)
-        self._storage.get_into(run[0].extent.object, view, offset=start)
-        for entry in run:
-            at = entry.extent.offset - start
-            data = view[at : at + entry.extent.bytes]
-            check_sum(data, entry.extent)
-            yield entry, _checked(data, entry, schemas[entry.table])
+    def read_run(self, run: Sequence[SegmentEntry]) -> memoryview:
+        """The bytes from the first of some segments to the last, unchecked; valid until the next.
+
+        ``runs`` put them together: they lie close to each other in one object.
+        """
+        first, last = run[0].extent, run[-1].extent
+        view = self._buffer(last.offset + last.bytes - first.offset)
+        self._storage.get_into(first.object, view, offset=first.offset)
+        return view
 
 
-def _checked(data: memoryview, entry: SegmentEntry, schema: TableSchema) -> Segment:
+def checked_segment(data: memoryview, entry: SegmentEntry, schema: TableSchema) -> Segment:
+    """A segment of bytes whose checksum is confirmed, if it is what the catalog says.
+
+    Raises:
+        CorruptDataError: names the object.
+    """
     segment = Segment(data, where=entry.extent.describe())
     segment.check_schema(schema)
     header = segment.header

@@ -24,18 +24,22 @@ Not here: reading, moving and committing (extract.py), what a restore reads (res
 from __future__ import annotations
 
 import bisect
+import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
 
 from holdfast.checkpoint.catalog import SegmentEntry
+from holdfast.checkpoint.checksum import as_hex
+from holdfast.checkpoint.object import ROWS
 from holdfast.errors import InvalidRequestError
 
 # A chunk more costs a restore about as long as reading so many bytes in vain (measured: 20 to 40 us
 # for opening, checking and decoding a small segment, at a gigabyte a second).
 EXTRACTED_BYTES_MIN = 32 << 10
 THRESHOLD_MIN = 0.01
+_FRAME_BYTES = 65  # of an object: head, tail, and a footer without segments (object.py)
 GARBAGE_MAX = 0.05  # of all stored bytes may be dead versions inside objects that still live
 
 
@@ -55,7 +59,8 @@ class Extract:
 
     def __post_init__(self) -> None:
         r = self.threshold
-        if r is not None and (isinstance(r, bool) or not 0 <= r <= 1):
+        is_number = isinstance(r, int | float) and not isinstance(r, bool)
+        if r is not None and not (is_number and 0 <= r <= 1):
             raise InvalidRequestError(
                 "the threshold of extraction is a share of rows",
                 threshold=r,
@@ -163,6 +168,13 @@ def _runs(counts: Sequence[int], allowed: float) -> list[tuple[int, int]]:
     return runs
 
 
+def _index_bytes(segment: SegmentEntry) -> int:
+    """What a segment takes in the footer of its object, a comma included."""
+    extent = segment.extent
+    entry = [ROWS, segment.table, extent.offset, extent.bytes, as_hex(extent.checksum)]
+    return len(json.dumps(entry, separators=(",", ":"))) + 1
+
+
 def plan_moves(
     objects: Mapping[str, int],
     segments: Sequence[SegmentEntry],
@@ -173,22 +185,24 @@ def plan_moves(
     """Segments to copy, so that objects that are mostly garbage can be deleted.
 
     ``objects`` are the sizes of all that exist; ``pinned`` ones stay. Objects with the most garbage
-    for the least copying come first, until no more than ``garbage_max`` of all bytes is garbage.
+    for the least copying come first, until no more than ``garbage_max`` of all bytes is garbage. An
+    object in which every segment lives has none, however small it is.
     """
     living: dict[str, int] = {}
     for segment in segments:
         name = segment.extent.object
-        living[name] = living.get(name, 0) + segment.extent.bytes
+        living[name] = living.get(name, _FRAME_BYTES) + segment.extent.bytes + _index_bytes(segment)
     total = sum(objects.values())
-    garbage = sum(objects[name] - size for name, size in living.items())
+    garbage_in = {name: max(0, objects[name] - size) for name, size in living.items()}
+    garbage = sum(garbage_in.values())
     candidates = sorted(
-        (name for name in living if name not in pinned),
+        (name for name, size in garbage_in.items() if size and name not in pinned),
         key=lambda name: living[name] / max(1, objects[name]),
     )
     chosen: set[str] = set()
     for name in candidates:
         if garbage <= garbage_max * total:
             break
-        garbage -= objects[name] - living[name]
+        garbage -= garbage_in[name]
         chosen.add(name)
     return [segment for segment in segments if segment.extent.object in chosen]

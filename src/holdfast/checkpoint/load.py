@@ -41,8 +41,12 @@ def load_checkpoint(
     entry: CheckpointEntry,
     state: ModelState,
     extras: Mapping[str, Any],
+    *,
+    wants_changed: bool,
 ) -> Loaded:
     """Bring a model to the state of a checkpoint.
+
+    With ``wants_changed`` the answer says which rows differ from the base.
 
     Raises:
         InvalidRequestError: the checkpoint is of another model, reader or extras.
@@ -72,13 +76,18 @@ def load_checkpoint(
         ) from error
     for name, item in extras.items():
         item.load_state_dict(stored_extras[name])
-    changed, stats = _load_rows(storage, catalog, entry, state)
+    changed, stats = _load_rows(storage, catalog, entry, state, wants_changed=wants_changed)
     load_rng_state(rng)
     return Loaded(stats, entry.dense.bytes, changed)
 
 
 def _load_rows(
-    storage: Storage, catalog: Catalog, entry: CheckpointEntry, state: ModelState
+    storage: Storage,
+    catalog: Catalog,
+    entry: CheckpointEntry,
+    state: ModelState,
+    *,
+    wants_changed: bool,
 ) -> tuple[Marks, restore.RestoreStats]:
     changed = {table.name: bitmap.new(table.rows) for table in state.tables}
     lock = threading.Lock()
@@ -90,7 +99,9 @@ def _load_rows(
                 bitmap.mark(words_W, ids_N, words_W.size * 64)
 
     targets = {table.name: table.arrays() for table in state.tables}
-    stats = restore.restore_rows(storage, catalog, entry.step, targets, on_ids=note)
+    stats = restore.restore_rows(
+        storage, catalog, entry.step, targets, on_ids=note if wants_changed else None
+    )
     for table in state.tables:
         table.load_arrays(targets[table.name])
     return changed, stats

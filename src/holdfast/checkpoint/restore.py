@@ -11,8 +11,8 @@ Invariants:
 - No byte is used before its checksum is confirmed; damage raises and names the object.
 - Layers follow each other; inside a layer segments are read in any order, several at a time.
 
-Not here: what is alive (catalog.py), reading bytes (fetch.py), where rows of a live model are
-(tables.py).
+Not here: what is alive (catalog.py), reading and scattering bytes (fetch.py, scatter.py), where
+rows of a live model are (tables.py).
 
 # N rows, D floats of one column
 """
@@ -22,23 +22,21 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
 from holdfast.checkpoint import fetch
-from holdfast.checkpoint import kills as killing
 from holdfast.checkpoint.catalog import Catalog, SegmentEntry
 from holdfast.checkpoint.fetch import PartReader, SegmentReader
-from holdfast.checkpoint.kills import Kills
+from holdfast.checkpoint.scatter import Scatter, Targets
 from holdfast.errors import CorruptDataError, DataLossError
 from holdfast.kernels import bitmap, bloom
 from holdfast.storage.base import Storage
 from holdfast.tables import TableSchema
 
-Targets = Mapping[str, Sequence[np.ndarray]]
 _WHOLE_BYTES_MAX = 32 << 10  # a segment up to this is read whole rather than asked for its parts
 
 
@@ -148,23 +146,13 @@ def restore_rows(
     fetch.check_objects(storage, catalog, extents)
     kills = fetch.read_kills(storage, grid) if has_masks else {}
     reader = SegmentReader(storage)
-    masked = base_s = delta_s = 0.0
+    scatter = Scatter(targets, schemas, kills, step, on_ids=on_ids)
 
     def load(run: Sequence[SegmentEntry], *, is_masked: bool) -> int:
-        count = 0
-        for one, segment in reader.read_run(run, schemas):
-            ids_N = segment.ids()
-            if on_ids is not None:
-                on_ids(one, ids_N)
-            if is_masked:
-                dead_N = dead_at(step, one, ids_N, segment.deaths(), kills)
-                if dead_N is not None and dead_N.any():
-                    ids_N[dead_N] = -1
-                    count += int(dead_N.sum())
-            for column, dst_ND in enumerate(targets[one.table]):
-                segment.decode_into(column, dst_ND, ids_N)
-        return count
+        return scatter.put(run, reader.read_run(run), is_masked=is_masked)
 
+    masked = 0
+    base_s = delta_s = 0.0
     with ThreadPoolExecutor(threads or default_threads(), "holdfast-restore") as pool:
         for layer in layers:
             started = time.perf_counter()
@@ -186,27 +174,11 @@ def restore_rows(
     return RestoreStats(
         rows=sum(s.rows for s in segments),
         bytes=sum(s.extent.bytes for s in segments),
-        masked_rows=int(masked),
+        masked_rows=masked,
         base_bytes=sum(s.extent.bytes for layer in layers if layer.is_base for s in layer.segments),
         base_s=base_s,
         delta_s=delta_s,
     )
-
-
-def dead_at(
-    step: int, entry: SegmentEntry, ids_N: np.ndarray, deaths_N: np.ndarray | None, kills: Kills
-) -> np.ndarray | None:
-    """Which rows of a segment that a grid has worked off are dead at a step; None: none."""
-    dead_N: np.ndarray | None = None
-    inner_N = fetch.deaths_of(entry, deaths_N)
-    if inner_N is not None:
-        dead_N = (inner_N >= 0) & (inner_N <= step)
-    vector = kills.get((entry.table, entry.born))
-    if vector is not None:
-        outer_N = killing.look_up(vector, ids_N)
-        is_dead_N = (outer_N >= 0) & (outer_N <= step)
-        dead_N = is_dead_N if dead_N is None else dead_N | is_dead_N
-    return dead_N
 
 
 def read_rows(
