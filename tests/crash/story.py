@@ -1,6 +1,7 @@
 """A short training with every kind of save, told on a storage that may fail, and its oracle.
 
     first part: base, deltas, retention with deletion; second part: resume, and a save
+    with a grid: the same, and a round of extraction after every save; the last save is a base
 
 What the model is after every step follows from the step alone, so the oracle trains once without
 any checkpoint; a run that was interrupted and resumed must pass through the same states.
@@ -8,6 +9,7 @@ any checkpoint; a run that was interrupted and resumed must pass through the sam
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from collections.abc import Callable
@@ -17,6 +19,8 @@ from typing import Any
 import torch
 
 import holdfast as hf
+from holdfast.checkpoint.catalog import Recovery
+from holdfast.checkpoint.extract import next_grid
 from holdfast.storage.base import ObjectWriter, Storage, StoredObjects
 from tests.conftest import TinyModel, fingerprint, make_optimizers, train_steps
 
@@ -36,6 +40,9 @@ class Plot:
     base: str
     base_later: str  # the policy after the first resume
     keep: int
+    extract: float | None = None
+    first_steps: int = FIRST_STEPS
+    last_step: int = LAST_STEP
 
     def build(self, *, seed: int = 3) -> Model:
         """A new model; another seed gives one that only a restore makes right."""
@@ -48,9 +55,23 @@ class Plot:
     ) -> hf.Checkpointer:
         """A checkpointer with the story's settings."""
         base = self.base_later if is_later else self.base
-        strategy = hf.Strategy("mine", base=base, codec="fp32")
+        rules = None if self.extract is None else hf.Extract(threshold=self.extract)
+        strategy = hf.Strategy("mine", base=base, codec="fp32", extract=rules)
         given = {"strategy": strategy, "keep": self.keep, "threads": 1, **settings}
         return hf.Checkpointer(storage, model=model[0], optimizer=model[1], **given)
+
+    def save(self, ck: hf.Checkpointer) -> int:
+        """Save, and wait for the round that follows; the step that is durable.
+
+        Whether a base is due by measured times is fixed, so that every telling makes the same
+        calls: the last step is one, as if the last restore had been slow.
+        """
+        if self.base == "recovery-time":
+            measured = Recovery(1, 1e-9, 1, 1e9 if ck.current_step == self.last_step else 0.0)
+            ck._writer.note(lambda now: dataclasses.replace(now, recoveries=(measured,)))
+        step = ck.save().durable().step
+        ck.wait()
+        return step
 
 
 @functools.cache
@@ -64,7 +85,7 @@ def oracle(plot: Plot) -> dict[int, State]:
         def note() -> None:
             states[len(states)] = fingerprint(model, optimizers)
 
-        train_steps(model, optimizers, range(2 * LAST_STEP), rows=ROWS, after=note)
+        train_steps(model, optimizers, range(2 * plot.last_step), rows=ROWS, after=note)
     return states
 
 
@@ -95,7 +116,7 @@ class Recorder:
     def put_if_absent(self, name: str, data: bytes) -> None:
         self._inner.put_if_absent(name, data)
         body = json.loads(data.split(b"\n")[1])
-        self.committed.append(tuple(entry["step"] for entry in body["checkpoints"]))
+        self.committed.append(tuple(entry[0] for entry in body["checkpoints"]))
 
     def get(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
         return self._inner.get(name, offset=offset, length=length)
@@ -150,8 +171,10 @@ def assert_recovers(storage: Storage, plot: Plot, expected_step: int | None) -> 
         assert fingerprint(*model) == oracle(plot)[start]
 
         train(model, range(start, start + 1), ck.step)
-        ck.save().durable()
+        plot.save(ck)
         assert_nothing_unreferenced(storage)
         assert fingerprint(*model) == oracle(plot)[start + 1]
+        if plot.extract is not None:
+            assert next_grid(hf.open(storage.url).catalog) is None
     assert hf.verify(storage).is_sound
     assert assert_every_kept_step_is_exact(storage, plot)[-1] == start + 1

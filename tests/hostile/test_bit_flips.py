@@ -16,6 +16,8 @@ from holdfast.checkpoint.codec import parse_codec
 from holdfast.checkpoint.restore import restore_rows
 from holdfast.storage import open_storage
 from tests.golden.make_format1 import DELTA_STEP, StoredTable, write_store
+from tests.golden.make_format2 import STEPS, write_grid_store
+from tests.golden.make_format2 import TABLES as GRID_TABLES
 
 SEED = 20240612
 TABLES = [
@@ -146,3 +148,84 @@ def test_verify_names_every_damage_in_one_pass(store: Path) -> None:
         assert any(damage.where.startswith(name) for damage in report.damages), name
     hurt = {step for damage in report.damages for step in damage.steps}
     assert hurt == {3, 5}
+
+
+# A grid
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> Path:
+    write_grid_store(open_storage(str(tmp_path / "grid")), GRID_TABLES[:1])
+    return tmp_path / "grid"
+
+
+def read_step(store: Path, step: int) -> dict[str, bytes]:
+    """The rows a restore of a step gives."""
+    run = hf.open(store)
+    targets = {
+        schema.name: [np.full((schema.rows, c.width), 7, np.float32) for c in schema.columns]
+        for schema in run.tables(step)
+    }
+    restore_rows(run.storage, run.catalog, step, targets, threads=1)
+    return {name: b"".join(c.tobytes() for c in columns) for name, columns in targets.items()}
+
+
+def grid_files(store: Path) -> dict[str, bytes]:
+    """The newest catalog, and the objects that only a run with a grid has."""
+    catalog = hf.open(store).catalog
+    names = [name for name, _ in catalog.objects]
+    kinds = {
+        kind: [n for n in names if f"/{kind}-" in n] for kind in ("live", "extracted", "kills")
+    }
+    assert all(kinds.values()), kinds
+    wanted = [
+        catalogs.name_of(catalog.number),
+        *(name for found in kinds.values() for name in found),
+    ]
+    return {name: (store / name).read_bytes() for name in wanted}
+
+
+def test_any_flipped_bit_of_a_grid_is_found_and_never_restored(grid: Path) -> None:
+    chance = random.Random(SEED)
+    expected = {step: read_step(grid, step) for step in STEPS}
+    storage = open_storage(str(grid))
+    assert hf.verify(storage).is_sound
+    newest = catalogs.load_last(storage)
+    assert newest is not None
+    for name, good in grid_files(grid).items():
+        # A catalog is one checksummed text: every third byte of it, every byte of an object.
+        for at in range(0, len(good), 3 if name.startswith("catalog/") else 1):
+            bad = bytearray(good)
+            bad[at] ^= 1 << chance.randrange(8)
+            (grid / name).write_bytes(bad)
+            context = f"seed {SEED}: {name} byte {at}"
+            damages = hf.verify(storage).damages
+            assert any(damage.where.startswith(name) for damage in damages), context
+            step = chance.choice(STEPS)
+            try:
+                found = read_step(grid, step)
+            except hf.CorruptDataError as error:
+                assert name in str(error), context
+            else:
+                assert found == expected[step], context
+        (grid / name).write_bytes(good)
+    assert hf.verify(storage).is_sound
+
+
+def test_verify_tells_which_steps_a_damaged_object_of_a_grid_costs(grid: Path) -> None:
+    for name, good in grid_files(grid).items():
+        if not name.startswith("objects/"):
+            continue
+        bad = bytearray(good)
+        bad[20] ^= 1
+        (grid / name).write_bytes(bad)
+        lost = set()
+        for step in STEPS:
+            try:
+                read_step(grid, step)
+            except hf.CorruptDataError:
+                lost.add(step)
+        assert lost, name
+        told = {step for d in hf.verify(open_storage(str(grid))).damages for step in d.steps}
+        assert told >= lost, name
+        (grid / name).write_bytes(good)

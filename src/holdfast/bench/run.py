@@ -19,7 +19,16 @@ from holdfast.bench.machine import describe_machine
 from holdfast.bench.results import Section, to_json
 from holdfast.errors import InvalidRequestError
 
-SECTIONS = ("kernels", "overhead", "reduction", "peers", "accuracy")
+SECTIONS = (
+    "kernels",
+    "overhead",
+    "reduction",
+    "peers",
+    "grid",
+    "gridstudy",
+    "growth",
+    "accuracy",
+)
 
 
 class Measure(Protocol):

@@ -75,16 +75,26 @@ class Measured:
     restores: Sequence[tuple[int, float]] = ()
 
 
-def measure(history: Catalog) -> Measured | None:
-    """What a run knows of times since its last base; None without a base."""
+def restore_sizes(history: Catalog) -> tuple[int, int]:
+    """Bytes of rows that a restore of the last step reads: of its base, and of what came since.
+
+    Goes through all segments: not for a stall.
+    """
     last = history.last
-    if last is None or not history.growth:
+    alive = [] if last is None else history.alive(last.step)
+    base_bytes = sum(s.extent.bytes for s in alive if last is not None and s.born <= last.base)
+    return base_bytes, sum(s.extent.bytes for s in alive) - base_bytes
+
+
+def measure(history: Catalog, sizes: tuple[int, int] | None = None) -> Measured | None:
+    """What a run knows of times since its last base; None without a base."""
+    if history.last is None or not history.growth:
         return None
     base, *deltas = history.growth
-    alive = history.alive(last.step)
+    base_bytes, delta_bytes = restore_sizes(history) if sizes is None else sizes
     return Measured(
-        base_bytes=sum(s.extent.bytes for s in alive if s.born <= last.base),
-        delta_bytes=sum(s.extent.bytes for s in alive if s.born > last.base),
+        base_bytes=base_bytes,
+        delta_bytes=delta_bytes,
         build_base_s=base.build_s,
         # The least of them: whatever else the machine did only makes a time longer.
         build_delta_s=min((item.build_s for item in deltas), default=0.0),

@@ -255,17 +255,7 @@ class Catalog:
         if last is None or last.step <= step:
             return self
         kept = tuple(entry for entry in self.checkpoints if entry.step <= step)
-        segments = tuple(
-            dataclasses.replace(
-                s,
-                died=None,
-                deaths_through=step if s.deaths_through is None else min(step, s.deaths_through),
-            )
-            if s.died is not None and s.died > step
-            else s
-            for s in self.segments
-            if s.born <= step
-        )
+        segments = tuple(_revived(s, step) for s in self.segments if s.born <= step)
         grids = tuple(
             dataclasses.replace(
                 grid,
@@ -312,6 +302,14 @@ class Catalog:
         needed |= {grid.kills.object for grid in grids if grid.kills is not None}
         objects = tuple(item for item in self.objects if item[0] in needed)
         return dataclasses.replace(self, segments=segments, objects=objects, grids=grids)
+
+
+def _revived(segment: SegmentEntry, step: int) -> SegmentEntry:
+    """A segment as training at ``step`` knew it: deaths after that are forgotten."""
+    if segment.died is not None and segment.died <= step:
+        return segment
+    known = step if segment.deaths_through is None else min(step, segment.deaths_through)
+    return dataclasses.replace(segment, died=None, deaths_through=known)
 
 
 def _growth(entry: CheckpointEntry) -> Growth:

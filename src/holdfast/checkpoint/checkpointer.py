@@ -37,9 +37,11 @@ from holdfast.checkpoint import restore as restores
 from holdfast.checkpoint.baseline import (
     SINCE_BASE,
     CheckpointPlan,
+    Measured,
     deltas_since,
     measure,
     plan_checkpoint,
+    restore_sizes,
 )
 from holdfast.checkpoint.catalog import BASE, Catalog, Recovery
 from holdfast.checkpoint.extractor import Extractor
@@ -129,6 +131,7 @@ class Checkpointer:
         self._is_torn = False
         self._is_closed = False
         self._codecs: CodecPlan | None = None
+        self._sizes: tuple[int, tuple[int, int]] = (-1, (0, 0))
         seconds = warm_kernels(self._plan_codec(restores=0))
         self._log.emit(events.KernelsCompiled(seconds=seconds))
         last = self._writer.catalog.last
@@ -313,7 +316,7 @@ class Checkpointer:
                     pool=self._pool,
                     encoders=self._encoders,
                     depth=self._threads + 1,
-                    on_commit=self._extractor.wake,
+                    on_commit=self._on_commit,
                 )
                 dense = take_dense(self._state, self._extras)
                 take_rows(
@@ -468,8 +471,22 @@ class Checkpointer:
             self._strategy.base,
             history.delta_sizes(),
             must_be_base=must_be_base,
-            measured=measure(history),
+            measured=self._measure(history),
         )
+
+    def _measure(self, history: Catalog) -> Measured | None:
+        if self._strategy.base != "recovery-time":
+            return None
+        step, sizes = self._sizes
+        is_known = history.last is not None and history.last.step == step
+        return measure(history, sizes if is_known and not self._discard_later else None)
+
+    def _on_commit(self) -> None:
+        """After a commit, on the save's own thread: what need not wait for the next stall."""
+        catalog = self._writer.catalog
+        if self._strategy.base == "recovery-time" and catalog.last is not None:
+            self._sizes = (catalog.last.step, restore_sizes(catalog))
+        self._extractor.wake()
 
     def _select(self, plan: CheckpointPlan) -> list[Selection]:
         tables = self._state.tables

@@ -11,7 +11,7 @@ Invariants:
 - Until its commit a round touches nothing that exists; a crash leaves objects that the next writer
   deletes.
 - Chunks move as codes (Segment.take): nothing is decoded and encoded again.
-- Memory: one chunk, the ids one table's increments touched, the deletion vectors, and filters up to
+- Memory: one chunk, the ids the new increments touched, the deletion vectors, and filters up to
   ``FILTER_BYTES_MAX``.
 - What a save commits meanwhile stays: the swap is made to the catalog as it is then, or not at all.
 
@@ -26,7 +26,7 @@ import contextlib
 import dataclasses
 import time
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,6 +117,15 @@ class _Swap:
     new: tuple[SegmentEntry, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Updates:
+    """What new increments brought for one table: (birth, ids) each, ids ascending."""
+
+    schema: TableSchema
+    ids: tuple[tuple[int, np.ndarray], ...]
+    threshold: float
+
+
 class Round:
     """One round of extraction over one grid, planned on one catalog."""
 
@@ -148,7 +157,6 @@ class Round:
             is_inside = s.born > self._grid.base and (end is None or s.born < end)
             if is_inside and (s.died is None or s.died > self._births[0]):
                 self._segments_of[s.table].append(s)
-        self._mine: list[SegmentEntry] = []
         self._swaps: list[_Swap] = []
         self._moves: dict[Extent, Extent] = {}
         self._objects: list[tuple[str, int]] = []
@@ -163,8 +171,7 @@ class Round:
         is_committed = False
         try:
             with self._open:
-                for table in self._tables():
-                    self._extract_table(table)
+                self._extract()
                 self._move_from_garbage()
                 self._close_bundles()
             kills = self._store_kills()
@@ -193,40 +200,47 @@ class Round:
         base = next(e for e in reversed(self._catalog.checkpoints) if e.base == self._grid.base)
         return list(self._catalog.schema_of(base))
 
-    def _extract_table(self, schema: TableSchema) -> None:
-        births = set(self._births)
-        mine = self._mine = self._segments_of[schema.name]
-        fresh = [s for s in mine if s.born in births]
-        if not fresh:
-            return
-        updates = [(born, self._update_ids(fresh, born)) for born in self._births]
-        updates = [(born, ids_K) for born, ids_K in updates if len(ids_K)]
+    def _extract(self) -> None:
+        """Look at every chunk, oldest birth first.
+
+        So chunks lie in their bundle in the order of their births, and what a restore of a step
+        reads of it, the chunks born until then, is one piece.
+        """
+        updates = {}
+        for schema in self._tables():
+            found = self._read_updates(schema)
+            if found is not None:
+                updates[schema.name] = found
+        chunks = [s for name in updates for s in self._segments_of[name]]
+        for entry in sorted(chunks, key=lambda s: s.born):
+            self._wait()
+            self._extract_chunk(entry, updates[entry.table])
+
+    def _read_updates(self, schema: TableSchema) -> _Updates | None:
+        fresh: dict[int, list[SegmentEntry]] = {born: [] for born in self._births}
+        for s in self._segments_of[schema.name]:
+            if s.born in fresh:
+                fresh[s.born].append(s)
+        sizes = [sum(s.extent.bytes for s in parts) for parts in fresh.values() if parts]
+        if not sizes:
+            return None
         threshold = self._rules.threshold
         if threshold is None:
-            size = sum(s.extent.bytes for s in fresh)
-            threshold = choose_threshold(size / len(updates))
-        for entry in mine:
-            if entry.died is None or entry.died > updates[0][0]:
-                self._wait()
-                later = [
-                    (born, ids_K)
-                    for born, ids_K in updates
-                    if born > entry.born and (entry.died is None or born < entry.died)
-                ]
-                self._extract_chunk(entry, schema, later, threshold)
+            threshold = choose_threshold(sum(sizes) / len(sizes))
+        ids = [
+            (born, np.sort(np.concatenate([self._parts.ids(s) for s in parts])))
+            for born, parts in fresh.items()
+            if parts
+        ]
+        return _Updates(schema, tuple(ids), threshold)
 
-    def _update_ids(self, fresh: Sequence[SegmentEntry], born: int) -> np.ndarray:
-        parts = [self._parts.ids(s) for s in fresh if s.born == born]
-        return np.sort(np.concatenate(parts)) if parts else np.empty(0, np.int64)
-
-    def _extract_chunk(
-        self,
-        entry: SegmentEntry,
-        schema: TableSchema,
-        updates: Sequence[tuple[int, np.ndarray]],
-        threshold: float,
-    ) -> None:
+    def _extract_chunk(self, entry: SegmentEntry, table: _Updates) -> None:
         """Take a chunk through the three stages, and extract it if it passes all."""
+        updates = [
+            (born, ids_K)
+            for born, ids_K in table.ids
+            if born > entry.born and (entry.died is None or born < entry.died)
+        ]
         if not updates:
             return
         self._count(chunks=1)
@@ -238,7 +252,8 @@ class Round:
         key = (entry.table, entry.born)
         known = self._kills.get(key, NO_KILLS)
         before = _in_range(entry, known.ids_N)
-        allowed = rows_allowed(threshold, entry.rows, max(len(ids_K) for _, ids_K in updates))
+        rows = max(len(ids_K) for _, ids_K in updates)
+        allowed = rows_allowed(table.threshold, entry.rows, rows)
         words_W = self._filters.get(self._parts, entry) if rules.by_filter else None
         if words_W is not None:
             hits = [(born, ids_K[bloom.has(words_W, ids_K)]) for born, ids_K in hits]
@@ -261,7 +276,7 @@ class Round:
             self._count(by_ratio=1)
             return
         self._kills[key] = others
-        self._split(entry, schema, deaths_N, allowed, may_close=inner_N is None)
+        self._split(entry, table.schema, deaths_N, allowed, may_close=inner_N is None)
 
     def _has_siblings(self, entry: SegmentEntry) -> bool:
         """Whether another chunk of the same birth lies in the same range of ids.
@@ -270,12 +285,11 @@ class Round:
         """
         return any(
             s is not entry
-            and s.table == entry.table
             and s.born == entry.born
             and s.first <= entry.last
             and entry.first <= s.last
             and (s.died is None or s.died > self._births[0])
-            for s in self._mine
+            for s in self._segments_of[entry.table]
         )
 
     # Moving rows.
@@ -361,7 +375,7 @@ class Round:
         bases |= {grid.base for grid in self._catalog.grids}
         here = [s for s in planned if s.extent.object in sizes]
         pinned = {s.extent.object for s in here if s.born in bases}
-        for entry in plan_moves(sizes, here, pinned=pinned):
+        for entry in sorted(plan_moves(sizes, here, pinned=pinned), key=lambda s: s.born):
             self._wait()
             data = self._segments.read_bytes(entry)
             bundle = LIVE if entry.died in (None, self._grid.end) else EXTRACTED

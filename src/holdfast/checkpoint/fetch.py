@@ -70,7 +70,7 @@ def check_objects(storage: Storage, catalog: Catalog, extents: Iterable[Extent])
     for name, parts in wanted.items():
         index = read_index(storage, name, sizes[name])
         for extent in parts:
-            if index.get(extent.offset) != extent:
+            if not index.has(extent):
                 raise CorruptDataError(
                     "catalog and object disagree",
                     where=extent.describe(),
@@ -78,7 +78,7 @@ def check_objects(storage: Storage, catalog: Catalog, extents: Iterable[Extent])
                 )
 
 
-def readchecked_segment(storage: Storage, extent: Extent) -> bytes:
+def read_checked(storage: Storage, extent: Extent) -> bytes:
     """The bytes of an extent.
 
     Raises:
@@ -95,7 +95,7 @@ def read_dense(storage: Storage, extent: Extent) -> Any:
     Raises:
         CorruptDataError: names the object.
     """
-    return tree.from_bytes(readchecked_segment(storage, extent))
+    return tree.from_bytes(read_checked(storage, extent))
 
 
 def read_kills(storage: Storage, grid: GridEntry | None) -> dict[tuple[str, int], Vector]:
@@ -106,7 +106,7 @@ def read_kills(storage: Storage, grid: GridEntry | None) -> dict[tuple[str, int]
     """
     if grid is None or grid.kills is None:
         return {}
-    data = readchecked_segment(storage, grid.kills)
+    data = read_checked(storage, grid.kills)
     return killing.from_bytes(data, through=grid.through, where=grid.kills.describe())
 
 

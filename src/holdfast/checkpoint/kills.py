@@ -26,7 +26,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.checkpoint import stored_json
-from holdfast.checkpoint.idcode import decode_ids, encode_ids
 from holdfast.errors import CorruptDataError
 
 MAGIC = b"HFKILLS1"
@@ -92,31 +91,33 @@ def look_up(vector: Vector, ids_M: np.ndarray) -> np.ndarray:
 
 
 def to_bytes(kills: Kills) -> bytes:
-    """Vectors as stored: a JSON head, then ids and numbers of steps, vector by vector."""
-    found = {key: vector for key, vector in kills.items() if len(vector)}
-    tables = sorted({table for table, _ in found})
+    """Vectors as stored: a JSON head, all ids in a row, all numbers of steps in a row."""
+    found = sorted((key, vector) for key, vector in kills.items() if len(vector))
+    tables = sorted({table for (table, _), _ in found})
     table_at = {name: index for index, name in enumerate(tables)}
-    deaths = [vector.deaths_N for vector in found.values()]
-    steps_S = np.unique(np.concatenate(deaths)) if deaths else np.empty(0, np.int64)
-    type_ = _step_type(len(steps_S))
-    heads: list[list[int]] = []
-    parts: list[bytes] = []
-    for (table, born), vector in sorted(found.items()):
-        encoding, data = encode_ids(vector.ids_N)
-        ids_N = vector.ids_N
-        heads.append(
-            [table_at[table], born, len(ids_N), int(ids_N[0]), int(ids_N[-1]), int(encoding),
-             data.nbytes]
-        )  # fmt: skip
-        parts += [
-            data.tobytes(),
-            np.searchsorted(steps_S, vector.deaths_N).astype(type_).tobytes(),
-        ]
+    all_ = Vector(
+        np.concatenate([NO_KILLS.ids_N, *(vector.ids_N for _, vector in found)]),
+        np.concatenate([NO_KILLS.deaths_N, *(vector.deaths_N for _, vector in found)]),
+    )
+    steps_S, index_N = np.unique(all_.deaths_N, return_inverse=True)
+    id_bytes = 4 if len(all_) == 0 or int(all_.ids_N.max()) < 1 << 32 else 8
     head = json.dumps(
-        {"tables": tables, "steps": [int(step) for step in steps_S], "vectors": heads},
+        {
+            "tables": tables,
+            "steps": steps_S.tolist(),
+            "id_bytes": id_bytes,
+            "vectors": [[table_at[table], born, len(vector)] for (table, born), vector in found],
+        },
         separators=(",", ":"),
     ).encode()
-    return _HEAD.pack(MAGIC, len(head)) + head + b"".join(parts)
+    return b"".join(
+        [
+            _HEAD.pack(MAGIC, len(head)),
+            head,
+            all_.ids_N.astype(f"<u{id_bytes}").tobytes(),
+            index_N.astype(_step_type(len(steps_S))).tobytes(),
+        ]
+    )
 
 
 def from_bytes(data: bytes, *, through: int, where: str) -> dict[tuple[str, int], Vector]:
@@ -142,33 +143,39 @@ def _parse(data: bytes, through: int) -> dict[tuple[str, int], Vector]:
     head = stored_json.parse(data[_HEAD.size : at])
     tables = [stored_json.text(name) for name in head["tables"]]
     steps = [stored_json.count(step) for step in head["steps"]]
-    if steps != sorted(set(steps)):
-        raise ValueError("steps")
-    steps_S = np.array(steps, np.int64)
+    id_bytes = stored_json.count(head["id_bytes"])
+    if steps != sorted(set(steps)) or id_bytes not in (4, 8):
+        raise ValueError("steps or ids")
+    vectors = [tuple(map(stored_json.count, values)) for values in head["vectors"]]
+    counts_V = np.array([rows for _, _, rows in vectors], np.int64)
+    count = sum(rows for _, _, rows in vectors)
     type_ = np.dtype(_step_type(len(steps)))
-    found: dict[tuple[str, int], Vector] = {}
-    for values in head["vectors"]:
-        table, born, rows, first, last, encoding, id_bytes = map(stored_json.count, values)
-        end = at + id_bytes + rows * type_.itemsize
-        if rows == 0 or end > len(data) or (tables[table], born) in found:
-            raise ValueError("vector")
-        id_data = np.frombuffer(data, np.uint8, count=id_bytes, offset=at)
-        ids_N = decode_ids(encoding, id_data, count=rows, first=first, last=last)
-        index_N = np.frombuffer(data, type_, count=rows, offset=at + id_bytes)
-        at = end
-        if int(index_N.max()) >= len(steps):
-            raise ValueError("step number")
-        deaths_N = steps_S[index_N]
-        if int(deaths_N.min()) <= born:
-            raise ValueError("died before it was born")
-        if int(deaths_N.max()) > through:
-            is_valid_N = deaths_N <= through
-            ids_N, deaths_N = ids_N[is_valid_N], deaths_N[is_valid_N]
-        if len(ids_N):
-            found[tables[table], born] = Vector(ids_N, deaths_N)
-    if at != len(data):
+    if len(data) != at + count * (id_bytes + type_.itemsize):
         raise ValueError("length")
-    return found
+    ids_N = np.frombuffer(data, f"<u{id_bytes}", count=count, offset=at).astype(np.int64)
+    index_N = np.frombuffer(data, type_, count=count, offset=at + count * id_bytes)
+    if count and (int(index_N.max()) >= len(steps) or int(ids_N.min()) < 0):
+        raise ValueError("ids or step numbers")
+    deaths_N = np.array(steps, np.int64)[index_N] if count else NO_KILLS.deaths_N
+    starts_V = np.cumsum(counts_V) - counts_V
+    is_ascending_N = np.ones(count, bool)
+    is_ascending_N[1:] = np.diff(ids_N) > 0
+    is_ascending_N[starts_V[counts_V > 0]] = True
+    births_N = np.repeat(np.array([born for _, born, _ in vectors], np.int64), counts_V)
+    if not is_ascending_N.all() or (deaths_N <= births_N).any():
+        raise ValueError("ids or deaths out of order")
+    is_valid_N = deaths_N <= through
+    found: dict[tuple[str, int], Vector] = {}
+    for (table, born, rows), start in zip(vectors, starts_V.tolist(), strict=True):
+        key = (tables[table], born)
+        if rows == 0 or key in found:
+            raise ValueError("vector")
+        found[key] = Vector(ids_N[start : start + rows], deaths_N[start : start + rows])
+    if not is_valid_N.all():
+        for key, vector in list(found.items()):
+            is_valid = vector.deaths_N <= through
+            found[key] = Vector(vector.ids_N[is_valid], vector.deaths_N[is_valid])
+    return {key: vector for key, vector in found.items() if len(vector)}
 
 
 def _step_type(count: int) -> str:

@@ -31,6 +31,9 @@ FORMAT = 1
 HEAD = struct.pack("<8sII", b"HOLDFAST", FORMAT, 0)
 _TAIL = struct.Struct("<QQ8s")  # footer bytes, footer checksum, magic
 _TAIL_MAGIC = b"TSAFDLOH"
+_END_BYTES = 16 << 10
+_SMALL_BYTES = 64 << 10
+_WAITING_BYTES_MAX = 256 << 10
 ROWS, DENSE, KILLS = "rows", "dense", "kills"
 
 
@@ -82,12 +85,29 @@ class ObjectBuilder:
         self._out = out
         self._offset = 0
         self._index: list[list[object]] = []
+        self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
         self.is_closed = False
         self._write(HEAD)
 
     def _write(self, data: Any) -> None:
-        self._out.write(data)
-        self._offset += memoryview(data).nbytes
+        """Pass bytes on; small pieces together, since each write is a system call."""
+        size = memoryview(data).nbytes
+        self._offset += size
+        if size <= _SMALL_BYTES:
+            self._waiting.append(bytes(data))
+            self._waiting_bytes += size
+            if self._waiting_bytes >= _WAITING_BYTES_MAX:
+                self._flush()
+        else:
+            self._flush()
+            self._out.write(data)
+
+    def _flush(self) -> None:
+        if self._waiting:
+            self._out.write(b"".join(self._waiting))
+            self._waiting.clear()
+            self._waiting_bytes = 0
 
     def append(self, kind: str, label: str, buffers: Iterable[Any], sum_: int) -> Extent:
         """Add a segment of which the checksum is known; ``label`` is its table, or what it is."""
@@ -104,13 +124,33 @@ class ObjectBuilder:
         ).encode()
         self._write(footer)
         self._write(_TAIL.pack(len(footer), checksum(footer), _TAIL_MAGIC))
+        self._flush()
         self._out.close()
         self.is_closed = True
         return self._offset
 
 
-def read_index(storage: Storage, name: str, total_bytes: int) -> dict[int, Extent]:
-    """An object's own index, offset -> extent, after checking head, footer and tail.
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What an object says of itself: (bytes, checksum in hex) of its segments by offset."""
+
+    object: str
+    segments: dict[int, tuple[int, str]]
+
+    def has(self, extent: Extent) -> bool:
+        """Whether there is exactly this segment."""
+        return self.segments.get(extent.offset) == (extent.bytes, as_hex(extent.checksum))
+
+    def extents(self) -> list[Extent]:
+        """All segments, in order."""
+        return [
+            Extent(self.object, offset, size, int(sum_, 16))
+            for offset, (size, sum_) in self.segments.items()
+        ]
+
+
+def read_index(storage: Storage, name: str, total_bytes: int) -> Index:
+    """An object's own index, after checking head, footer and tail.
 
     Raises:
         CorruptDataError: names the object and what is wrong.
@@ -131,32 +171,52 @@ def read_index(storage: Storage, name: str, total_bytes: int) -> dict[int, Exten
         raise damaged("wrong length", expected=total_bytes, found=found_bytes)
     if storage.get(name, length=len(HEAD)) != HEAD:
         raise damaged("wrong head")
-    tail = storage.get(name, offset=total_bytes - _TAIL.size, length=_TAIL.size)
-    footer_bytes, footer_sum, magic = _TAIL.unpack(tail)
+    # Most footers lie within the last bytes: one request for footer and tail.
+    end_at = max(0, total_bytes - _END_BYTES)
+    end = storage.get(name, offset=end_at, length=total_bytes - end_at)
+    footer_bytes, footer_sum, magic = _TAIL.unpack(end[-_TAIL.size :])
     footer_at = total_bytes - _TAIL.size - footer_bytes
     if magic != _TAIL_MAGIC or footer_at < len(HEAD):
         raise damaged("wrong tail")
-    footer = storage.get(name, offset=footer_at, length=footer_bytes)
+    if footer_at >= end_at:
+        footer = end[footer_at - end_at : -_TAIL.size]
+    else:
+        footer = storage.get(name, offset=footer_at, length=footer_bytes)
     if checksum(footer) != footer_sum:
         raise damaged("checksum mismatch in footer")
     try:
         parsed = stored_json.parse(footer)
         if stored_json.count(parsed["format"]) != FORMAT:
             raise damaged("unknown format", format=parsed["format"], known=FORMAT)
-        extents = []
-        for kind, label, offset, length, sum_ in parsed["segments"]:
-            if kind not in (ROWS, DENSE, KILLS):
-                raise ValueError(f"unknown kind of segment {kind!r:.40}")
-            stored_json.text(label)
-            place = stored_json.count(offset), stored_json.count(length)
-            extents.append(Extent(name, *place, stored_json.checksum(sum_)))
+        segments = _check_entries(parsed["segments"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise damaged("footer is not an index") from error
-    end = len(HEAD)
-    for extent in extents:
-        if extent.offset != end or extent.bytes < 0:
-            raise damaged("segments overlap or leave a gap", offset=extent.offset, expected=end)
-        end += extent.bytes
-    if end != footer_at:
-        raise damaged("segments overlap or leave a gap", offset=end, expected=footer_at)
-    return {extent.offset: extent for extent in extents}
+    at = len(HEAD)
+    for offset, (size, _) in segments.items():
+        if offset != at:
+            raise damaged("segments overlap or leave a gap", offset=offset, expected=at)
+        at += size
+    if at != footer_at:
+        raise damaged("segments overlap or leave a gap", offset=at, expected=footer_at)
+    return Index(name, segments)
+
+
+def _check_entries(entries: Any) -> dict[int, tuple[int, str]]:
+    """The entries of a footer; raises ValueError or TypeError on what no writer writes."""
+    found: dict[int, tuple[int, str]] = {}
+    for kind, label, offset, size, sum_ in entries:
+        is_sound = (
+            kind in (ROWS, DENSE, KILLS)
+            and type(label) is str
+            and type(offset) is int
+            and type(size) is int
+            and size >= 0
+            and type(sum_) is str
+            and len(sum_) == 16
+        )
+        # An empty segment would share its offset with the next.
+        if not is_sound or offset in found:
+            raise ValueError(f"not an entry: {kind!r:.40} {offset!r:.40} {size!r:.40}")
+        stored_json.checksum(sum_)
+        found[offset] = (size, sum_)
+    return found

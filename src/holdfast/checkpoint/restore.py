@@ -197,6 +197,7 @@ def read_rows(
     parts = PartReader(storage)
     reader = SegmentReader(storage)
     columns: list[np.ndarray] = []
+    checked: set[str] = set()
     is_open_N = np.ones(len(ids_N), bool)
     for entry in reversed(catalog.alive(step, schema.name)):
         left_N = np.flatnonzero(is_open_N)
@@ -207,7 +208,9 @@ def read_rows(
         left_N, sought_M = left_N[lo:hi], sought_M[lo:hi]
         if not len(sought_M) or not _may_hold(parts, entry, sought_M):
             continue
-        fetch.check_objects(storage, catalog, [entry.extent])
+        if entry.extent.object not in checked:
+            fetch.check_objects(storage, catalog, [entry.extent])
+            checked.add(entry.extent.object)
         segment = reader.read(entry, schema)
         if not columns:  # only now is the schema's width confirmed
             columns = [np.empty((len(ids_N), c.width), np.float32) for c in schema.columns]

@@ -162,8 +162,10 @@ class Scatter:
         self, entry: SegmentEntry, segment: Segment, at: int
     ) -> list[tuple[int, int, int]]:
         header = segment.header
-        jobs = []
-        for part, (rows, address) in zip(header.columns, self._addresses[entry.table], strict=True):
+        jobs = []  # the targets may be the first columns alone: weights without row state
+        for part, (rows, address) in zip(
+            header.columns, self._addresses[entry.table], strict=False
+        ):
             if part.bytes != 4 * header.rows * part.width:
                 where = entry.extent.describe()
                 raise CorruptDataError("section has the wrong length", where=where)

@@ -115,7 +115,7 @@ def _object_damages(storage: Storage, catalog: Catalog, name: str) -> Iterator[D
         named.add(entry.extent.offset)
         readers = tuple(step for step in steps if entry.is_alive(step))
         try:
-            if index.get(entry.extent.offset) != entry.extent:
+            if not index.has(entry.extent):
                 raise CorruptDataError("catalog and object disagree", where=entry.extent.describe())
             if not readers:
                 raise CorruptDataError("no checkpoint reads it", where=entry.extent.describe())
@@ -136,11 +136,13 @@ def _object_damages(storage: Storage, catalog: Catalog, name: str) -> Iterator[D
             fetch.read_dense(storage, holder.dense)
         except HoldfastError as error:
             yield Damage(holder.dense.describe(), str(error), (holder.step,))
-    for offset, extent in index.items():
-        if offset not in named:  # no checkpoint reads it any more; its bytes are still checked
+    for extent in index.extents():
+        if (
+            extent.offset not in named
+        ):  # no checkpoint reads it any more; its bytes are still checked
             data = np.empty(extent.bytes, np.uint8)
             try:
-                storage.get_into(name, data.data, offset=offset)
+                storage.get_into(name, data.data, offset=extent.offset)
                 fetch.check_sum(data, extent)
             except HoldfastError as error:
                 yield Damage(extent.describe(), str(error), ())

@@ -7,6 +7,9 @@ Invariants:
 - The file appears whole or not at all: a temporary file beside it, fsync, rename.
 - Only what was asked for is in it, under the names of ``state_dict()``; row state is named
   ``optimizer.<table>.<column>``.
+- Rows stand in the order in which they were asked for; the file's metadata names them, tables apart
+  by a semicolon.
+- Only segments that can hold the rows are read, a piece of ``PIECE_BYTES`` at a time.
 
 Not here: options (restore.py), decoding (checkpoint/restore.py).
 """
@@ -26,6 +29,7 @@ import torch
 
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.run import Run
+from holdfast.cli.counting import counted
 from holdfast.errors import InvalidRequestError, NotFoundError
 from holdfast.tables import TableSchema
 
@@ -37,12 +41,17 @@ _DTYPES = {
 }  # fmt: skip
 
 
+PIECE_BYTES = 16 << 20  # of rows, at a time, where not a whole table is read
+
+Span = tuple[int | None, int | None]  # from a row on, before a row; None: the table's own end
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What to export: which tables (None: all, and the dense weights), which rows, row state?"""
 
     tables: tuple[str, ...] | None = None
-    rows: slice | None = None
+    rows: tuple[Span, ...] | None = None
     has_state: bool = False
 
 
@@ -55,6 +64,10 @@ class Exported:
     tensors: int
     rows: int
     bytes: int
+    read_bytes: int
+    read_segments: int
+    segments: int
+    """Segments of the tables that a restore of them whole would read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +95,16 @@ def export(
         CorruptDataError: the checkpoint is damaged; nothing is written.
         OSError: the file cannot be written.
     """
+    run, counter = counted(run)
     chosen = _choose_tables(run.tables(step), wanted.tables)
     bounds = {schema.name: row_bounds(wanted.rows, schema) for schema in chosen}
     dense: dict[str, torch.Tensor] = {} if wanted.tables is not None else run.dense(step)["model"]
     entries = _plan_layout(chosen, bounds, dense, has_state=wanted.has_state)
     metadata = {"format": "pt", "holdfast.step": str(step), "holdfast.url": run.url}
     if wanted.rows is not None:
-        metadata["holdfast.rows"] = ",".join(f"{a}:{b}" for a, b in bounds.values())
+        metadata["holdfast.rows"] = ";".join(
+            ",".join(f"{a}:{b}" for a, b in spans) for spans in bounds.values()
+        )
     head = _header(entries, metadata)
     total = len(head) + sum(entry.bytes for entry in entries)
     with _whole_or_nothing(out) as temporary:
@@ -110,44 +126,79 @@ def export(
                 file.write(_raw(tensor))
             file.flush()
             os.fsync(file.fileno())
-    rows = sum(stop - start for start, stop in bounds.values())
-    return Exported(out, step, len(entries), rows, total)
+    alive = [s for s in run.catalog.alive(step) if s.table in bounds]
+    return Exported(
+        out,
+        step,
+        len(entries),
+        sum(_count(spans) for spans in bounds.values()),
+        total,
+        read_bytes=counter.read_bytes,
+        read_segments=counter.touched(alive, dict(run.catalog.objects)),
+        segments=len(alive),
+    )
 
 
-def parse_rows(text: str) -> slice:
-    """A range of rows as a user writes it: ``A:B``, ``A:`` or ``:B``, from A on, before B.
+def _count(spans: Sequence[tuple[int, int]]) -> int:
+    return sum(stop - start for start, stop in spans)
 
-    >>> parse_rows("10:20"), parse_rows(":5")
-    (slice(10, 20, None), slice(None, 5, None))
+
+def parse_rows(text: str) -> tuple[Span, ...]:
+    """Rows as a user writes them: ``5``, ``A:B`` (from A on, before B), ``A:``, ``:B``; and lists.
+
+    >>> parse_rows("10:20"), parse_rows("3,7,:5")
+    (((10, 20),), ((3, 4), (7, 8), (None, 5)))
 
     Raises:
         InvalidRequestError: it is not one.
     """
-    first, colon, last = text.partition(":")
-    parts = [part.strip() for part in (first, last)]
-    if colon and all(not part or (part.isascii() and part.isdigit()) for part in parts):
-        return slice(*(int(part) if part else None for part in parts))
-    raise InvalidRequestError("not a range of rows", rows=text, todo="write A:B, A: or :B")
+    return tuple(_parse_span(part.strip(), text) for part in text.split(","))
 
 
-def row_bounds(rows: slice | None, schema: TableSchema) -> tuple[int, int]:
-    """The first row and the row after the last.
+def _parse_span(part: str, text: str) -> Span:
+    first, colon, last = part.partition(":")
+    numbers = [
+        int(number) if number.isascii() and number.isdigit() and len(number) < 19 else None
+        for number in (first.strip(), last.strip())
+    ]
+    is_read = [
+        number is not None or (bool(colon) and not word.strip())
+        for number, word in zip(numbers, (first, last), strict=True)
+    ]
+    if colon and all(is_read):
+        return numbers[0], numbers[1]
+    if not colon and numbers[0] is not None:
+        return numbers[0], numbers[0] + 1
+    raise InvalidRequestError(
+        "not a range of rows",
+        rows=text,
+        todo="write 5 or A:B or A: or :B, or a list like 3,7,10:20",
+    )
+
+
+def row_bounds(rows: tuple[Span, ...] | None, schema: TableSchema) -> list[tuple[int, int]]:
+    """The rows of one table: for each range the first row, and the row after the last.
 
     Raises:
-        InvalidRequestError: the range is empty or lies outside the table.
+        InvalidRequestError: a range is empty or lies outside the table.
     """
     if rows is None:
-        return 0, schema.rows
-    start = 0 if rows.start is None else int(rows.start)
-    stop = schema.rows if rows.stop is None else int(rows.stop)
-    if not 0 <= start < stop <= schema.rows:
-        raise InvalidRequestError(
-            "the rows lie outside the table, or there are none",
-            rows=f"{start}:{stop}",
-            table=schema.name,
-            table_rows=schema.rows,
-        )
-    return start, stop
+        return [(0, schema.rows)]
+    bounds: list[tuple[int, int]] = []
+    for first, last in rows:
+        start = 0 if first is None else first
+        stop = schema.rows if last is None else last
+        if not 0 <= start < stop <= schema.rows:
+            raise InvalidRequestError(
+                "the rows lie outside the table, or there are none",
+                rows=f"{start}:{stop}",
+                table=schema.name,
+                table_rows=schema.rows,
+            )
+        if bounds and bounds[-1][1] == start:  # neighbours are one range
+            start = bounds.pop()[0]
+        bounds.append((start, stop))
+    return bounds
 
 
 def _choose_tables(
@@ -170,7 +221,7 @@ def _names(schema: TableSchema, *, has_state: bool) -> list[str]:
 
 def _plan_layout(
     tables: Sequence[TableSchema],
-    bounds: Mapping[str, tuple[int, int]],
+    bounds: Mapping[str, Sequence[tuple[int, int]]],
     dense: Mapping[str, torch.Tensor],
     *,
     has_state: bool,
@@ -179,10 +230,9 @@ def _plan_layout(
     entries: list[_Entry] = []
     end = 0
     for schema in tables:
-        start_row, stop_row = bounds[schema.name]
         names = _names(schema, has_state=has_state)
         for name, column in zip(names, schema.columns, strict=False):
-            shape = (stop_row - start_row, column.width)
+            shape = (_count(bounds[schema.name]), column.width)
             entries.append(_Entry(name, "F32", shape, end, 4 * shape[0] * shape[1]))
             end += entries[-1].bytes
     for name, tensor in dense.items():
@@ -225,16 +275,41 @@ def _fill(
     run: Run,
     step: int,
     schema: TableSchema,
-    bounds: tuple[int, int],
+    bounds: Sequence[tuple[int, int]],
     targets: Sequence[np.ndarray],
 ) -> None:
-    if bounds == (0, schema.rows):
+    if list(bounds) == [(0, schema.rows)]:
         restore.restore_rows(run.storage, run.catalog, step, {schema.name: targets})
         return
-    rows = run.read(step, schema.name, slice(*bounds))
-    columns = [rows.weight, *(rows.state[column.name] for column in schema.columns[1:])]
-    for target_ND, column_ND in zip(targets, columns, strict=False):
-        target_ND[...] = column_ND
+    row_bytes = 4 * sum(column.width for column in schema.columns)
+    done = 0
+    for ids_N in _pieces(bounds, max(1, PIECE_BYTES // row_bytes)):
+        rows = run.read(step, schema.name, ids_N)
+        columns = [rows.weight, *(rows.state[column.name] for column in schema.columns[1:])]
+        for target_ND, column_ND in zip(targets, columns, strict=False):
+            target_ND[done : done + len(ids_N)] = column_ND
+        done += len(ids_N)
+
+
+def _pieces(bounds: Sequence[tuple[int, int]], most: int) -> Iterator[np.ndarray]:
+    """The rows of some ranges in their order, at most so many at a time.
+
+    >>> [piece.tolist() for piece in _pieces([(5, 9), (0, 1)], 3)]
+    [[5, 6, 7], [8, 0]]
+    """
+    waiting: list[np.ndarray] = []
+    room = most
+    for start, stop in bounds:
+        while start < stop:
+            end = min(stop, start + room)
+            waiting.append(np.arange(start, end))
+            room -= end - start
+            start = end
+            if room == 0:
+                yield np.concatenate(waiting)
+                waiting, room = [], most
+    if waiting:
+        yield np.concatenate(waiting)
 
 
 @contextmanager

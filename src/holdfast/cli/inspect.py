@@ -3,40 +3,112 @@
 from __future__ import annotations
 
 import time
+from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.output import Json, Url, show
+from holdfast.cli.output import Json, Url, show, stderr
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.run import Run
+    from holdfast.report.grid import GridView
     from holdfast.report.inspection import Inspection
+
+_GRID = "The chunk grid"
+
+
+class Measure(StrEnum):
+    """What a cell's shade or colour shows."""
+
+    BYTES = "bytes"
+    ROWS = "rows"
 
 
 def inspect(
     url: Url,
     step: Annotated[
-        int | None, typer.Option(metavar="S", help="Tables as of this step; default: the last.")
+        int | None,
+        typer.Option(
+            metavar="S", help="Tables as of this step, or what it reads; default: the last."
+        ),
     ] = None,
     is_all: Annotated[
-        bool, typer.Option("--all", help="List every checkpoint and table, however many.")
+        bool, typer.Option("--all", help="Show every checkpoint and table, however many.")
     ] = False,
+    is_grid: Annotated[
+        bool, typer.Option("--grid", help="Draw the chunk grid.", rich_help_panel=_GRID)
+    ] = False,
+    table: Annotated[
+        str | None,
+        typer.Option(metavar="T", help="Of this table alone.", rich_help_panel=_GRID),
+    ] = None,
+    base: Annotated[
+        int | None,
+        typer.Option(metavar="B", help="Over this base; default: newest.", rich_help_panel=_GRID),
+    ] = None,
+    by: Annotated[
+        Measure, typer.Option(help="What shades show.", rich_help_panel=_GRID)
+    ] = Measure.BYTES,
+    png: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write a picture.", rich_help_panel=_GRID),
+    ] = None,
+    svg: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write a picture.", rich_help_panel=_GRID),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show a run's checkpoints, its tables, what it takes up and what lies dead in it."""
     from holdfast.checkpoint import run as runs
-    from holdfast.errors import NotFoundError
+    from holdfast.errors import InvalidRequestError, NotFoundError
     from holdfast.report.inspection import render
 
+    only_grid = {"--table": table, "--base": base, "--png": png, "--svg": svg}
+    given = [name for name, value in only_grid.items() if value is not None]
+    if given and not is_grid:
+        raise InvalidRequestError("an option of the grid alone", given=given, todo="add --grid")
     opened = runs.open(url)
     if not opened.steps:
         raise NotFoundError("the run has no checkpoints", url=opened.url)
+    if is_grid:
+        from holdfast.cli import grid as grids
+
+        view = grids.look(opened, base=base, step=step, table=table)
+        pictures = {"png": png, "svg": svg}
+        _show_grid(view, by.value, pictures, is_all=is_all, as_json=as_json)
+        return
     seen = look(opened, opened.steps[-1] if step is None else step, only=step is not None)
     lines_max = max(len(seen.checkpoints), len(seen.tables)) if is_all else 30
     show(
         seen.to_dict(),
         lambda width: render(seen, width=width, lines_max=lines_max),
+        is_json=as_json,
+    )
+
+
+def _show_grid(
+    view: GridView, by: str, pictures: dict[str, Path | None], *, is_all: bool, as_json: bool
+) -> None:
+    """The grid in the terminal, and as pictures where they were asked for."""
+    from holdfast.errors import InvalidRequestError
+    from holdfast.report.grid import LINES_MAX, render
+    from holdfast.report.gridpicture import draw_grid
+
+    for kind, path in pictures.items():
+        if path is None:
+            continue
+        if not draw_grid(view, path, by=by, kind=kind):
+            raise InvalidRequestError(
+                "no picture: matplotlib is missing", todo="pip install 'holdfast[plots]'"
+            )
+        stderr().print(f"picture: {path}", markup=False, soft_wrap=True)
+    lines_max = len(view.checkpoints) + len(view.cells) + 1 if is_all else LINES_MAX
+    show(
+        {**view.to_dict(), "pictures": {k: str(p) for k, p in pictures.items() if p is not None}},
+        lambda width: render(view, width=width, by=by, lines_max=lines_max),
         is_json=as_json,
     )
 

@@ -19,6 +19,7 @@ import typer
 
 from holdfast.cli.bench import bench
 from holdfast.cli.demo import demo
+from holdfast.cli.diff import diff
 from holdfast.cli.inspect import inspect
 from holdfast.cli.restore import restore
 from holdfast.cli.train import train
@@ -34,7 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, train, inspect, verify, restore, bench):
+for command in (demo, train, inspect, diff, verify, restore, bench):
     app.command()(command)
 
 

@@ -41,6 +41,10 @@ class TrainingBar:
                 )
             case events.SaveFailed():
                 self.say(f"checkpoint of step {event.step} failed: {event.error}")
+            case events.Extracted():
+                self.say(report.extraction_line(event))
+            case events.ExtractionFailed():
+                self.say(f"extraction failed, the next save tries again: {event.error}")
             case events.CodecChosen():
                 self.say(f"rows are stored as {event.codec}: {event.reason}")
 

@@ -20,7 +20,11 @@ def restore(
         list[str] | None, typer.Option(metavar="T", help="Only this table; repeatable.")
     ] = None,
     rows: Annotated[
-        str | None, typer.Option(metavar="A:B", help="Only these rows of the tables named.")
+        str | None,
+        typer.Option(
+            metavar="ROWS",
+            help="Only these rows of the tables named: 5, or 3,7,9, or 100:200, or a mixture.",
+        ),
     ] = None,
     has_state: Annotated[
         bool, typer.Option("--with-state", help="The optimizer's row state of the tables too.")
@@ -39,7 +43,9 @@ def restore(
 
     if rows is not None and not table:
         raise InvalidRequestError("rows of which table", rows=rows, todo="add --table T")
-    wanted = Wanted(tuple(table) if table else None, parse_rows(rows) if rows else None, has_state)
+    wanted = Wanted(
+        tuple(table) if table else None, parse_rows(rows) if rows is not None else None, has_state
+    )
     if out.is_dir() or not out.parent.is_dir():
         raise InvalidRequestError(
             "cannot write there", out=str(out), todo="name a file in a folder that exists"
@@ -69,9 +75,14 @@ def restore(
         "tensors": done.tensors,
         "rows": done.rows,
         "bytes": done.bytes,
+        "read_bytes": done.read_bytes,
+        "read_segments": done.read_segments,
+        "segments": done.segments,
     }
     text = (
         f"step {done.step} -> {done.path}: {words.counted(done.tensors, 'tensor')}, "
-        f"{words.counted(done.rows, 'row')}, {words.size(done.bytes)}"
+        f"{words.counted(done.rows, 'row')}, {words.size(done.bytes)}; "
+        f"read {words.size(done.read_bytes)} from {words.count(done.read_segments)} of "
+        f"{words.counted(done.segments, 'segment')}"
     )
     show(facts, lambda width: Text(text, overflow="fold"), is_json=as_json)

@@ -8,6 +8,7 @@ Ctrl-C and SIGTERM end the loop after the step it is in, save that step and leav
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from holdfast.cli.output import Json, show, stderr
 
 if TYPE_CHECKING:
     from holdfast import events
+    from holdfast.checkpoint.strategy import Strategy
     from holdfast.recsys.train import Plan, Recipe
 
 
@@ -56,6 +58,7 @@ class StrategyName(StrEnum):
 
     CHECK_N_RUN = "check-n-run"
     FULL = "full"
+    INCRCP = "incrcp"
 
 
 class BasePolicy(StrEnum):
@@ -65,6 +68,7 @@ class BasePolicy(StrEnum):
     ONE_SHOT = "one-shot"
     CONSECUTIVE = "consecutive"
     FULL = "full"
+    RECOVERY_TIME = "recovery-time"
 
 
 _MODEL, _SAVES, _DATA, _OTHER = "Model", "Checkpoints", "Data", "Other"
@@ -93,6 +97,15 @@ def train(
     ] = None,
     state_codec: Annotated[
         str | None, _option("How row state is stored: fp32, log8, ...", _SAVES)
+    ] = None,
+    extract: Annotated[
+        float | None,
+        _option(
+            "Share of dead rows that a grid's chunks may keep (R), 0 to 1. Default: chosen by "
+            "itself.",
+            _SAVES,
+            metavar="R",
+        ),
     ] = None,
     expected_restores: Annotated[
         float, _option("The fewer, the fewer bits are stored.", _SAVES, min=0)
@@ -141,24 +154,36 @@ def train(
         touched=touched,
     )
     settings: dict[str, Any] = {
-        "strategy": strategy.value,
         "every": every,
         "codec": codec,
         "state_codec": state_codec,
         "expected_restores": expected_restores,
         "keep": keep,
+        "strategy": choose_strategy(strategy.value, base_policy, extract),
     }
-    if base_policy is not None:
-        from holdfast.checkpoint.strategy import STRATEGIES, Strategy
-
-        named = STRATEGIES[strategy.value]
-        settings["strategy"] = Strategy(named.name, base=base_policy.value, codec=named.codec)
     if threads is None and preset in (Preset.TINY, Preset.SMALL):
         threads = 1  # layers this small lose more to handing work around than they gain
     job = Job(url, recipe, files, steps, settings, workers, threads, events_file)
     code = run_job(job, is_json=as_json)
     if code:
         raise typer.Exit(code)
+
+
+def choose_strategy(name: str, base_policy: BasePolicy | None, extract: float | None) -> Strategy:
+    """A strategy by name, with what was chosen otherwise.
+
+    Raises:
+        InvalidRequestError: the choices do not go together.
+    """
+    from holdfast.checkpoint.grid import as_extract
+    from holdfast.checkpoint.strategy import STRATEGIES
+
+    other: dict[str, Any] = {}
+    if base_policy is not None:
+        other["base"] = base_policy.value
+    if extract is not None:
+        other["extract"] = as_extract(extract)
+    return dataclasses.replace(STRATEGIES[name], **other)
 
 
 def parse_data(given: list[str]) -> tuple[str, list[str]]:

@@ -37,6 +37,20 @@ class SavedCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Extraction:
+    """What moved dead rows out of the live chunks of a grid, in the background, all in all."""
+
+    rounds: int = 0
+    failed: int = 0
+    chunks: int = 0
+    extracted: int = 0
+    rows: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Training:
     """A training run, told by its events."""
 
@@ -49,6 +63,8 @@ class Training:
     auc: float | None
     best_auc: float | None
     checkpoints: tuple[SavedCheckpoint, ...]
+    extraction: Extraction | None = None
+    """None where no round ran: without a grid."""
 
     @property
     def bytes(self) -> int:
@@ -74,6 +90,7 @@ class Training:
             "full_bytes": self.full_bytes,
             "stall_s": self.stall_s,
             "checkpoints": [dataclasses.asdict(item) for item in self.checkpoints],
+            "extraction": None if self.extraction is None else dataclasses.asdict(self.extraction),
         }
 
 
@@ -83,6 +100,7 @@ def summarize(happened: Iterable[events.Event], *, best_auc: float | None = None
     seconds = samples = 0.0
     run_seconds = run_samples = 0.0  # of the process that is reporting now
     checkpoints: list[SavedCheckpoint] = []
+    extraction: Extraction | None = None
     for event in happened:
         match event:
             case events.RunOpened():
@@ -108,6 +126,11 @@ def summarize(happened: Iterable[events.Event], *, best_auc: float | None = None
                         durable_s=event.durable_s,
                     )
                 )
+            case events.Extracted():
+                extraction = _add_round(extraction or Extraction(), event)
+            case events.ExtractionFailed():
+                before = extraction or Extraction()
+                extraction = dataclasses.replace(before, failed=before.failed + 1)
     return Training(
         url=url,
         steps=steps,
@@ -118,6 +141,20 @@ def summarize(happened: Iterable[events.Event], *, best_auc: float | None = None
         auc=auc,
         best_auc=best_auc,
         checkpoints=tuple(checkpoints),
+        extraction=extraction,
+    )
+
+
+def _add_round(so_far: Extraction, event: events.Extracted) -> Extraction:
+    return dataclasses.replace(
+        so_far,
+        rounds=so_far.rounds + 1,
+        chunks=so_far.chunks + event.chunks,
+        extracted=so_far.extracted + event.extracted + event.closed,
+        rows=so_far.rows + event.rows,
+        read_bytes=so_far.read_bytes + event.read_bytes,
+        written_bytes=so_far.written_bytes + event.written_bytes,
+        seconds=so_far.seconds + event.seconds - event.wait_s,
     )
 
 
@@ -127,6 +164,16 @@ def checkpoint_line(event: events.SaveDurable) -> str:
         f"checkpoint of step {event.step}: {event.checkpoint}, {words.size(event.bytes)} "
         f"({words.share(event.bytes, event.full_bytes)} of full fp32), "
         f"stall {words.duration(event.stall_s)}"
+    )
+
+
+def extraction_line(event: events.Extracted) -> str:
+    """One round of extraction in one line, for a log."""
+    return (
+        f"extraction up to step {event.step}: {event.extracted + event.closed} of "
+        f"{words.counted(event.chunks, 'chunk')}, {words.counted(event.rows, 'dead row')} moved "
+        f"({words.size(event.read_bytes)} read, {words.size(event.written_bytes)} written) "
+        f"in {words.duration(event.seconds)}"
     )
 
 
@@ -178,6 +225,8 @@ def summary_lines(training: Training) -> list[tuple[str, str]]:
     if training.checkpoints:
         lines += [("checkpoints", kinds(training)), ("written", written(training))]
         lines.append(("stall", stalls(training)))
+    if training.extraction is not None:
+        lines.append(("extraction", extractions(training.extraction)))
     lines.append(("run", training.url))
     return lines
 
@@ -207,3 +256,15 @@ def stalls(training: Training) -> str:
     if training.seconds:
         text += f", {words.share(training.stall_s, training.seconds)} of the training time"
     return text
+
+
+def extractions(extraction: Extraction) -> str:
+    """What extraction did, all in all."""
+    text = (
+        f"{words.counted(extraction.rounds, 'round')}, {words.counted(extraction.rows, 'dead row')}"
+        f" moved out of {words.counted(extraction.extracted, 'chunk')}, "
+        f"{words.size(extraction.written_bytes)} written in {words.duration(extraction.seconds)}"
+    )
+    return text + (
+        f"; {words.counted(extraction.failed, 'round')} failed" * bool(extraction.failed)
+    )

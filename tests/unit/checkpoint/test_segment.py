@@ -9,14 +9,19 @@ from holdfast.checkpoint.checksum import checksum
 from holdfast.checkpoint.codec import parse_codec
 from holdfast.checkpoint.segment import (
     ALIGN,
+    CHUNK,
+    PLAIN,
     EncodedSegment,
     Segment,
     encode_segment,
     header_bytes,
+    parse_deaths,
+    parse_filter,
     parse_header,
     parse_ids,
 )
 from holdfast.errors import CorruptDataError
+from holdfast.kernels import bloom
 from holdfast.tables import Column, TableSchema
 
 
@@ -86,5 +91,119 @@ def test_damaged_header_names_where_it_lies() -> None:
         with pytest.raises(CorruptDataError, match="here"):
             Segment(memoryview(bad), where="here")
     for total in (0, 10, len(data) - 8, len(data) + 8):
+        with pytest.raises(CorruptDataError, match="here"):
+            parse_header(data[:total], total_bytes=total, where="here")
+
+
+# Format 2: chunks of a grid
+
+
+CHUNK_IDS = np.array([2, 3, 7, 40, 41, 90, 200])
+DEATHS = np.array([30, 20, 30, 50, 20, 50, 50])
+
+
+def chunk(*, has_filter: bool = True, has_deaths: bool = True) -> memoryview:
+    """A segment as extraction writes it."""
+    fp32 = parse_codec("fp32")
+    columns = [rows(9, 5), rows(9, 1, 6)]
+    ids = np.concatenate([CHUNK_IDS, [500, 501]])
+    whole = Segment(joined(encode_segment(ids, columns, [fp32, fp32])), where="here")
+    taken = whole.take(np.arange(7), has_filter=has_filter, deaths_K=DEATHS if has_deaths else None)
+    return joined(taken)
+
+
+def format_of(data: memoryview) -> int:
+    return int.from_bytes(data[4:6], "little")
+
+
+@pytest.mark.parametrize("has_filter", [False, True])
+@pytest.mark.parametrize("has_deaths", [False, True])
+def test_filter_and_deaths_return_and_every_part_is_aligned(
+    has_filter: bool, has_deaths: bool
+) -> None:
+    data = chunk(has_filter=has_filter, has_deaths=has_deaths)
+    segment = Segment(data, where="here")
+    header = segment.header
+    assert format_of(data) == (CHUNK if has_filter or has_deaths else PLAIN)
+    assert header.filter.offset == header_bytes(2, format_=format_of(data))
+    parts = [header.filter, header.ids, header.deaths, *header.columns]
+    assert all(part.offset % ALIGN == 0 for part in parts)
+    assert np.array_equal(segment.ids(), CHUNK_IDS)
+    deaths = segment.deaths()
+    assert (deaths is not None) == has_deaths
+    assert deaths is None or np.array_equal(deaths, DEATHS)
+    assert (header.filter.bytes > 0) == has_filter
+    if has_filter:
+        part = header.filter
+        words = parse_filter(header, data[part.offset : part.offset + part.bytes], where="here")
+        assert bloom.has(words, CHUNK_IDS).all()
+        assert bloom.has(words, np.arange(1000, 3000)).mean() < 0.2
+    assert segment.decode(0).tobytes() == rows(9, 5)[:7].tobytes()
+    assert segment.decode(1).tobytes() == rows(9, 1, 6)[:7].tobytes()
+
+
+def test_contiguous_ids_need_no_filter() -> None:
+    data = joined(
+        encode_segment(np.arange(5, 9), [rows(4, 2)], [parse_codec("fp32")], has_filter=True)
+    )
+    assert format_of(data) == PLAIN
+    assert Segment(data, where="here").header.filter.bytes == 0
+
+
+@pytest.mark.parametrize("steps", [1, 2, 256, 257, 65_536, 65_537])
+def test_deaths_return_however_many_steps_there_are(steps: int) -> None:
+    count = max(steps, 3)
+    ids = np.arange(count) * 2
+    deaths = np.arange(count) % steps + 9
+    whole = Segment(
+        joined(encode_segment(ids, [rows(count, 1)], [parse_codec("fp32")])), where="here"
+    )
+    taken = Segment(joined(whole.take(np.arange(count), deaths_K=deaths)), where="here")
+    found = taken.deaths()
+    assert found is not None and np.array_equal(found, deaths)
+
+
+def test_taking_again_keeps_rows_and_forgets_deaths_and_filter() -> None:
+    segment = Segment(chunk(), where="here")
+    again = Segment(joined(segment.take(np.array([1, 4, 6]), deaths_K=None)), where="here")
+    assert again.ids().tolist() == [3, 41, 200]
+    assert again.deaths() is None
+    assert again.header.filter.bytes == 0
+    for column in (0, 1):
+        assert again.decode(column).tobytes() == segment.decode(column)[[1, 4, 6]].tobytes()
+        some = segment.decode_some(column, np.array([1, 4, 6]))
+        assert some.tobytes() == again.decode(column).tobytes()
+
+
+def test_taken_rows_give_equal_bytes_each_time() -> None:
+    assert bytes(chunk()) == bytes(chunk())
+
+
+def test_every_part_is_read_alone_and_checked_by_its_own_checksum() -> None:
+    data = chunk()
+    header = parse_header(data[: header_bytes(2, format_=CHUNK)], total_bytes=len(data), where="x")
+    for part, parse, name in (
+        (header.filter, parse_filter, "filter"),
+        (header.ids, parse_ids, "ids"),
+        (header.deaths, parse_deaths, "deaths"),
+    ):
+        good = data[part.offset : part.offset + part.bytes]
+        parse(header, good, where="here")
+        for at in range(part.bytes):
+            bad = bytearray(good)
+            bad[at] ^= 1 << (at % 8)
+            with pytest.raises(CorruptDataError, match=f"checksum mismatch in segment {name}"):
+                parse(header, memoryview(bad), where="here")
+
+
+def test_every_flipped_byte_of_a_chunks_header_is_found() -> None:
+    data = chunk()
+    for at in range(header_bytes(2, format_=CHUNK)):
+        for bit in range(8):
+            bad = bytearray(data)
+            bad[at] ^= 1 << bit
+            with pytest.raises(CorruptDataError, match="here"):
+                Segment(memoryview(bad), where="here")
+    for total in (0, 47, 100, len(data) - 8, len(data) + 8):
         with pytest.raises(CorruptDataError, match="here"):
             parse_header(data[:total], total_bytes=total, where="here")

@@ -42,3 +42,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     url = tmp_path_factory.mktemp("trained") / "run"
     assert run(["train", "--url", str(url), "--steps", "35", *SMALL]) == 0
     return url
+
+
+@pytest.fixture(scope="session")
+def gridded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with two grids: base 5 and increments to 40, base 45 and increments to 65."""
+    url = tmp_path_factory.mktemp("gridded") / "run"
+    grid = ["--strategy", "incrcp", "--base-policy", "consecutive", "--extract", "0.1"]
+    options = ["train", "--url", str(url), *SMALL, "--every", "5"]
+    assert run([*options, *grid, "--steps", "40"]) == 0
+    assert run([*options, "--strategy", "full", "--steps", "45"]) == 0
+    assert run([*options, *grid, "--steps", "65"]) == 0
+    return url

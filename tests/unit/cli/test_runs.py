@@ -11,6 +11,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import holdfast as hf
+from holdfast.checkpoint import fetch
 from holdfast.cli.main import run
 from holdfast.errors import InvalidRequestError
 
@@ -140,6 +141,8 @@ def test_restore_overwrites_only_when_forced(call, trained: Path, tmp_path: Path
         (["--table", "tables.2.weight", "--rows", "9:3"], "outside the table"),
         (["--table", "tables.2.weight", "--rows", "0:1000000"], "outside the table"),
         (["--table", "tables.2.weight", "--rows", "a:b"], "not a range"),
+        (["--table", "tables.2.weight", "--rows", ""], "not a range"),
+        (["--table", "tables.2.weight", "--rows", "1,2,999999"], "outside the table"),
     ],
 )
 def test_restore_refuses_what_is_not_there(
@@ -175,6 +178,93 @@ def test_restore_of_a_damaged_step_leaves_no_file(call, trained: Path, tmp_path:
 def test_rows_are_parsed_strictly() -> None:
     from holdfast.cli.export import parse_rows
 
-    for text in ("", "3", "1:2:3", "-1:4", "1.5:2", "٣:4"):
+    for text in ("", "1:2:3", "-1:4", "-1", "1.5:2", "٣:4", "٣", "3,", ",3", "3,,4", "9" * 30, "a"):
         with pytest.raises(InvalidRequestError):
             parse_rows(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("5", [5]),
+        ("3,7,9", [3, 7, 9]),
+        ("100:104", [100, 101, 102, 103]),
+        ("9,0:3,7,:2", [9, 0, 1, 2, 7, 0, 1]),
+        ("4, 5 ,6:8", [4, 5, 6, 7]),
+    ],
+)
+@pytest.mark.parametrize("step", [15, 40, 60])
+def test_rows_of_a_grid_come_in_the_order_they_were_asked_for(
+    call, gridded: Path, tmp_path: Path, text: str, ids: list[int], step: int
+) -> None:
+    out = tmp_path / "rows"
+    name = "tables.2.weight"
+    options = ["--step", step, "--table", name, "--rows", text, "--with-state", "--out", out]
+    code, data, _ = call("restore", gridded, *options)
+    assert (code, data["rows"]) == (0, len(ids))
+    tensors = load_file(out)
+    whole = hf.open(gridded).read(step, name)
+    assert np.array_equal(tensors[name], whole.weight[ids])
+    assert np.array_equal(tensors[f"optimizer.{name}.sum"], whole.state["sum"][ids])
+
+
+def test_rows_are_read_in_pieces(
+    call, gridded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.cli import export
+
+    monkeypatch.setattr(export, "PIECE_BYTES", 2000)
+    out = tmp_path / "rows"
+    name = "tables.2.weight"
+    call("restore", gridded, "--table", name, "--rows", "90:10,1:", "--out", out)
+    assert not out.exists()
+    code, _, _ = call("restore", gridded, "--table", name, "--rows", "50:120,1:", "--out", out)
+    assert code == 0
+    whole = hf.open(gridded).read(65, name).weight
+    expected = np.concatenate([whole[50:120], whole[1:]])
+    assert np.array_equal(load_file(out)[name], expected)
+
+
+def test_rows_of_the_newest_segment_take_that_segment_alone(
+    call, gridded: Path, tmp_path: Path
+) -> None:
+    name = "tables.2.weight"
+    opened = hf.open(gridded)
+    alive = opened.catalog.alive(40, name)
+    fresh = fetch.PartReader(opened.storage).ids(alive[-1])[:3]
+    options = ["--step", 40, "--table", name, "--with-state"]
+    rows = ",".join(map(str, fresh))
+    _, few, _ = call("restore", gridded, *options, "--rows", rows, "--out", tmp_path / "a")
+    _, all_, _ = call("restore", gridded, *options, "--out", tmp_path / "b")
+    assert few["segments"] == all_["segments"] == all_["read_segments"] == len(alive) > 1
+    assert few["read_segments"] == 1
+    assert alive[-1].extent.bytes <= few["read_bytes"] < all_["read_bytes"]
+    assert all_["read_bytes"] >= sum(s.extent.bytes for s in alive)
+
+
+def test_what_was_read_is_told(
+    gridded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--table", "tables.2.weight", "--rows", "3,9", "--out", str(tmp_path / "x")]
+    assert run(["restore", str(gridded), *options]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1 tensor, 2 rows" in said
+    assert " of " in said.partition("read ")[2]
+    assert said.endswith("segments")
+
+
+def test_weights_alone_are_restored_from_a_grid(call, gridded: Path, tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    code, _, _ = call("restore", gridded, "--step", 40, "--out", out)
+    assert code == 0
+    opened, tensors = hf.open(gridded), load_file(out)
+    for schema in opened.tables(40):
+        assert np.array_equal(tensors[schema.name], opened.read(40, schema.name).weight)
+
+
+def test_the_file_names_the_rows_in_it(call, gridded: Path, tmp_path: Path) -> None:
+    out = tmp_path / "rows"
+    tables = ["--table", "tables.2.weight", "--table", "tables.3.weight"]
+    call("restore", gridded, *tables, "--rows", "7,1:3,3,9", "--out", out)
+    with safe_open(out, "numpy") as file:
+        assert file.metadata()["holdfast.rows"] == "7:8,1:4,9:10;7:8,1:4,9:10"

@@ -181,3 +181,52 @@ def test_ctrl_c_saves_the_step_and_leaves_the_run_resumable(tmp_path: Path) -> N
     assert "Traceback" not in err
     last = hf.open(tmp_path / "run").steps[-1]
     assert f"stopped at step {last} of 1000000, which is saved" in " ".join(err.split())
+
+
+@pytest.mark.parametrize("model", ["dlrm", "deepfm", "pnn"])
+def test_every_model_trains_with_a_grid_and_resumes_exactly(
+    call, tmp_path: Path, model: str
+) -> None:
+    options = [*SMALL, "--model", model, "--strategy", "incrcp", "--extract", 0.1]
+    options += ["--base-policy", "consecutive", "--every", 5]
+    code, whole, err = call("train", "--url", tmp_path / "a", *options, "--steps", 30)
+    assert code == 0
+    assert whole["extraction"]["rounds"] > 0
+    assert whole["extraction"]["failed"] == 0
+    assert err.count("extraction up to step") == whole["extraction"]["rounds"]
+    catalog = hf.open(tmp_path / "a").catalog
+    assert [grid.base for grid in catalog.grids] == [5]
+    assert any(s.died is not None for s in catalog.segments)
+    call("train", "--url", tmp_path / "b", *options, "--steps", 18)
+    _, resumed, _ = call("train", "--url", tmp_path / "b", *options, "--steps", 30)
+    assert resumed["resumed_from"] == 18
+    assert resumed["auc"] == whole["auc"]
+    for step in (5, 15, 30):
+        expected, found = weights(tmp_path / "a", step), weights(tmp_path / "b", step)
+        assert all(np.array_equal(expected[name], found[name]) for name in expected)
+
+
+def test_the_strategys_own_base_policy_and_threshold_are_the_default(call, tmp_path: Path) -> None:
+    code, data, _ = call(
+        "train", "--url", tmp_path / "run", *SMALL, "--strategy", "incrcp", "--steps", 20
+    )
+    assert code == 0
+    assert {item["codec"] for item in data["checkpoints"]} == {"fp32"}
+    assert hf.open(tmp_path / "run").catalog.grids[0].base == 10
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--strategy", "incrcp", "--extract", "1.5"], "share of rows"),
+        (["--strategy", "incrcp", "--base-policy", "intermittent"], "made of increments"),
+        (["--extract", "0.1"], "made of increments"),
+    ],
+)
+def test_choices_that_do_not_go_together_are_refused(
+    call, tmp_path: Path, options: list[str], said: str
+) -> None:
+    code, data, _ = call("train", "--url", tmp_path / "run", *SMALL, *options)
+    assert code == 1
+    assert said in data["error"]["message"]
+    assert not (tmp_path / "run").exists()

@@ -134,3 +134,48 @@ def test_damage_everywhere_leaves_nothing() -> None:
     found = soundness(DamageLine("o", "e", (10, 20, 30)))
     assert found.sound_steps == ()
     assert "no checkpoint" in shown(render(found))
+
+
+def extracted(step: int, at: float, **more) -> events.Extracted:
+    fields = dict.fromkeys(
+        ("by_range", "by_filter", "by_ratio", "moved", "killed_rows", "garbage_bytes"), 0
+    )
+    fields |= {"chunks": 9, "extracted": 3, "closed": 1, "rows": 70, "read_bytes": 5000}
+    fields |= {"written_bytes": 4000, "seconds": 0.5, "wait_s": 0.25} | more
+    return events.Extracted(step=step, time=at, **fields)
+
+
+def test_rounds_of_extraction_add_up_and_failed_ones_are_told() -> None:
+    failed = events.ExtractionFailed(error="disk full", time=3)
+    told = training.summarize([OPENED, durable(10, 1), extracted(10, 2), failed, extracted(20, 4)])
+    assert told.extraction == training.Extraction(
+        rounds=2, failed=1, chunks=18, extracted=8, rows=140, read_bytes=10_000,
+        written_bytes=8000, seconds=0.5,
+    )  # fmt: skip
+    text = " ".join(shown(training.summary_table(told)).split())
+    assert "2 rounds, 140 dead rows moved out of 8 chunks, 8.0 kB written" in text
+    assert "1 round failed" in text
+    assert told.to_dict()["extraction"]["rounds"] == 2
+
+
+def test_without_a_grid_nothing_is_said_of_extraction() -> None:
+    told = training.summarize(killed_and_resumed())
+    assert told.extraction is None
+    assert told.to_dict()["extraction"] is None
+    assert "extraction" not in shown(training.summary_table(told))
+
+
+def test_a_round_is_one_line() -> None:
+    line = training.extraction_line(extracted(20, 1))
+    assert line.startswith("extraction up to step 20: 4 of 9 chunks, 70 dead rows moved")
+    assert "\n" not in line
+
+
+def test_the_story_copes_with_rounds_of_extraction(tmp_path: Path) -> None:
+    happened = killed_and_resumed()
+    happened.insert(4, extracted(10, 2.75))
+    happened.append(extracted(20, 8.0))
+    happened.append(events.ExtractionFailed(error="disk full", time=9.75))
+    kill = story.find_kill(happened, killed_at=3.25)
+    assert kill == story.find_kill(killed_and_resumed(), killed_at=3.25)
+    assert draw_timeline(happened, kill, tmp_path / "t.png")

@@ -1,0 +1,221 @@
+"""Read one grid of a run for ``holdfast inspect --grid``: the catalog, ids and deaths, no rows.
+
+Invariants:
+- What is dead is counted row by row, from deletion vectors and the cells' own deaths; a vector's
+  false hits are not counted.
+- What a step reads is what restore.py plans for it.
+
+Not here: drawing (report/grid.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.checkpoint import fetch, restore
+from holdfast.checkpoint import kills as killing
+from holdfast.checkpoint.catalog import Catalog, GridEntry, SegmentEntry
+from holdfast.checkpoint.kills import NO_KILLS, Kills
+from holdfast.checkpoint.object import Extent, read_index
+from holdfast.checkpoint.run import Run
+from holdfast.errors import InvalidRequestError, NotFoundError
+from holdfast.report.grid import Bundle, GridCell, GridView, StepRead
+
+
+def look(
+    run: Run, *, base: int | None = None, step: int | None = None, table: str | None = None
+) -> GridView:
+    """The grid over a base (default: the step's, or the newest), and what ``step`` reads of it.
+
+    Raises:
+        NotFoundError: no grid, no such base, step or table; lists those that exist.
+        InvalidRequestError: the step stands on another base.
+    """
+    catalog = run.catalog
+    grid = _choose_grid(run, base, step)
+    names = _choose_tables(catalog, grid, table)
+    above = [
+        s
+        for s in catalog.segments
+        if s.born > grid.base and (grid.end is None or s.born < grid.end) and s.table in names
+    ]
+    bottom = [s for s in catalog.segments if s.born == grid.base and s.table in names]
+    kills = fetch.read_kills(run.storage, grid)
+    read = [] if step is None else _read_by(catalog, step, names)
+    chunks = _look_at_chunks(run, grid, above, kills, step, {s.extent for s in read})
+    births = {s.born for s in above}
+    kept = {e.step for e in catalog.checkpoints if e.base == grid.base and e.step > grid.base}
+    return GridView(
+        url=run.url,
+        bases=tuple(item.base for item in catalog.grids),
+        base=grid.base,
+        end=grid.end,
+        through=grid.through,
+        tables=names,
+        checkpoints=tuple(sorted(births | kept)),
+        cells=_make_cells(chunks, grid),
+        bundles=_look_at_objects(run, above),
+        base_chunks=len(bottom),
+        base_rows=sum(s.rows for s in bottom),
+        base_bytes=sum(s.extent.bytes for s in bottom),
+        killed_rows=sum(len(vector) for (name, _), vector in kills.items() if name in names),
+        kills_bytes=0 if grid.kills is None else grid.kills.bytes,
+        waiting=tuple(sorted(born for born in births if born > grid.through)),
+        read=None if step is None else _add_up(grid, step, read, chunks),
+    )
+
+
+def _choose_grid(run: Run, base: int | None, step: int | None) -> GridEntry:
+    grids = {grid.base: grid for grid in run.catalog.grids}
+    if not grids:
+        raise NotFoundError(
+            "the run has no grid",
+            url=run.url,
+            todo="a grid is made of increments: train with strategy='incrcp'",
+        )
+    if base is not None and base not in grids:
+        raise NotFoundError("no grid of this base", base=base, bases=list(grids))
+    if step is None:
+        return grids[max(grids) if base is None else base]
+    entry = run.catalog.checkpoint(step)
+    if base is not None and entry.base != base:
+        raise InvalidRequestError(
+            "the step stands on another base", step=step, its_base=entry.base, base=base,
+            todo=f"leave --base out, or give --base {entry.base}",
+        )  # fmt: skip
+    if entry.base not in grids:
+        raise NotFoundError(
+            "the step is in no grid", step=step, its_base=entry.base, bases=list(grids)
+        )
+    return grids[entry.base]
+
+
+def _choose_tables(catalog: Catalog, grid: GridEntry, table: str | None) -> tuple[str, ...]:
+    known = dict.fromkeys(
+        schema.name
+        for entry in catalog.checkpoints
+        if entry.base == grid.base
+        for schema in catalog.schema_of(entry)
+    )
+    if table is None:
+        return tuple(known)
+    if table not in known:
+        raise NotFoundError("no such table", table=table, tables=list(known))
+    return (table,)
+
+
+def _read_by(catalog: Catalog, step: int, names: Sequence[str]) -> list[SegmentEntry]:
+    restore.check_complete(catalog, step)
+    return [s for layer in restore.plan_layers(catalog, step, names) for s in layer.segments]
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    entry: SegmentEntry
+    died: int | None
+    dead: int
+    masked: int
+    is_read: bool
+
+
+def _look_at_chunks(
+    run: Run,
+    grid: GridEntry,
+    segments: Sequence[SegmentEntry],
+    kills: Kills,
+    step: int | None,
+    read: set[Extent],
+) -> list[_Chunk]:
+    parts = fetch.PartReader(run.storage)
+    chunks = []
+    for entry in segments:
+        # A chunk that lives until the next base is row 0 of a grid that is finished.
+        died = None if entry.died == grid.end else entry.died
+        dead = masked = 0
+        is_read = entry.extent in read
+        has_vector = (entry.table, entry.born) in kills
+        may_have_deaths = died is not None or entry.deaths_through is not None
+        if entry.born <= grid.through and (has_vector or may_have_deaths):
+            ids_N, deaths_N = parts.ids_and_deaths(entry)
+            outer_N = killing.look_up(kills.get((entry.table, entry.born), NO_KILLS), ids_N)
+            until = grid.through if died is None else died - 1
+            dead = _count_dead(until, outer_N, deaths_N)
+            if is_read and step is not None:
+                masked = _count_dead(step, outer_N, deaths_N)
+        chunks.append(_Chunk(entry, died, dead, masked, is_read))
+    return chunks
+
+
+def _count_dead(until: int, *deaths: np.ndarray | None) -> int:
+    """How many rows died by a step, told by one source or the other (-1: it knows of no death)."""
+    known = [(found_N >= 0) & (found_N <= until) for found_N in deaths if found_N is not None]
+    return int(np.logical_or.reduce(known).sum())
+
+
+def _make_cells(chunks: Sequence[_Chunk], grid: GridEntry) -> tuple[GridCell, ...]:
+    cells: dict[tuple[int, int | None], list[_Chunk]] = {}
+    for chunk in chunks:
+        cells.setdefault((chunk.entry.born, chunk.died), []).append(chunk)
+    last = grid.through + 1
+    return tuple(
+        GridCell(
+            born=born,
+            died=died,
+            chunks=len(found),
+            rows=sum(chunk.entry.rows for chunk in found),
+            bytes=sum(chunk.entry.extent.bytes for chunk in found),
+            dead_rows=sum(chunk.dead for chunk in found),
+            is_read=any(chunk.is_read for chunk in found),
+            masked_rows=sum(chunk.masked for chunk in found),
+        )
+        for (born, died), found in sorted(
+            cells.items(), key=lambda item: (item[0][0], last if item[0][1] is None else item[0][1])
+        )
+    )
+
+
+def _look_at_objects(run: Run, segments: Sequence[SegmentEntry]) -> tuple[Bundle, ...]:
+    """The objects that hold these segments; what is alive in them is counted over all tables."""
+    sizes = dict(run.catalog.objects)
+    living: dict[str, list[Extent]] = {}
+    for entry in run.catalog.segments:
+        living.setdefault(entry.extent.object, []).append(entry.extent)
+    named = {entry.dense for entry in run.catalog.checkpoints}
+    named |= {grid.kills for grid in run.catalog.grids if grid.kills is not None}
+    bundles = []
+    for name in sorted({s.extent.object for s in segments}):
+        alive = set(living[name])
+        index = read_index(run.storage, name, sizes[name])
+        garbage = sum(e.bytes for e in index.extents() if e not in alive and e not in named)
+        bundles.append(
+            Bundle(
+                object=name,
+                kind=name.rpartition("/")[2].partition("-")[0],
+                bytes=sizes[name],
+                chunks=len(alive),
+                chunk_bytes=sum(extent.bytes for extent in alive),
+                garbage_bytes=garbage,
+            )
+        )
+    return tuple(bundles)
+
+
+def _add_up(
+    grid: GridEntry, step: int, read: Sequence[SegmentEntry], chunks: Sequence[_Chunk]
+) -> StepRead:
+    base = [s for s in read if s.born <= grid.base]
+    above = [s for s in read if s.born > grid.base]
+    return StepRead(
+        step=step,
+        base_segments=len(base),
+        base_rows=sum(s.rows for s in base),
+        base_bytes=sum(s.extent.bytes for s in base),
+        segments=len(above),
+        rows=sum(s.rows for s in above),
+        bytes=sum(s.extent.bytes for s in above),
+        masked_rows=sum(chunk.masked for chunk in chunks),
+        waiting_segments=sum(s.born > grid.through for s in above),
+    )

@@ -1,0 +1,533 @@
+"""A chunk grid as people see it: cells by birth and death, what is dead in them, what a step reads.
+
+    born ->        10  20  30
+    alive           #   #   #     row 0: versions that nothing has replaced yet
+    30              #   #         died at 30
+    20              #             died at 20
+
+Deaths run downwards from the newest, so that what a restore of step s reads (born <= s < died) is
+the rectangle in the upper left corner, as in IncrCP, section 4.2.
+
+Invariants:
+- The value holds every cell; only a drawing joins neighbouring checkpoints where they do not fit,
+  and says so. An edge of the step's rectangle is always an edge of the drawing.
+- What is marked as read does not depend on colour: the rectangle is drawn with lines.
+
+Not here: reading a run (cli/grid.py), pictures (gridpicture.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.report import words
+from holdfast.report.layout import add_numbers, make_table
+
+ROWS, BYTES = "rows", "bytes"
+MEASURES = (ROWS, BYTES)
+_SHADES = "░▒▓█"
+_CELL_WIDTH = 6  # from which on a number fits into a cell
+_CELL_WIDTH_MAX = 7
+LINES_MAX = 30  # of a drawing, if nobody asks for all
+
+
+@dataclass(frozen=True, slots=True)
+class GridCell:
+    """The chunks of one birth and death; ``died`` None: row 0, alive as long as the grid is."""
+
+    born: int
+    died: int | None
+    chunks: int
+    rows: int
+    bytes: int
+    dead_rows: int
+    """Rows that died before the others in it, and are still in place."""
+    is_read: bool = False
+    masked_rows: int = 0
+    """Rows that a restore of the step reads in vain."""
+
+    def measure(self, by: str) -> int:
+        """Its rows or its bytes."""
+        return self.rows if by == ROWS else self.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """An object that holds chunks of the grid: how many still live, how much of it is garbage."""
+
+    object: str
+    kind: str
+    bytes: int
+    chunks: int
+    chunk_bytes: int
+    garbage_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepRead:
+    """What a restore of one step reads: of the base, and of the grid above it."""
+
+    step: int
+    base_segments: int
+    base_rows: int
+    base_bytes: int
+    segments: int
+    rows: int
+    bytes: int
+    masked_rows: int
+    waiting_segments: int
+    """Those that extraction has not seen yet: they are read in the order of their births."""
+
+
+@dataclass(frozen=True, slots=True)
+class GridView:
+    """One grid of a run: its cells, its objects, and what one step reads of it."""
+
+    url: str
+    bases: tuple[int, ...]
+    base: int
+    end: int | None
+    through: int
+    tables: tuple[str, ...]
+    checkpoints: tuple[int, ...]
+    cells: tuple[GridCell, ...]
+    bundles: tuple[Bundle, ...]
+    base_chunks: int
+    base_rows: int
+    base_bytes: int
+    killed_rows: int
+    kills_bytes: int
+    waiting: tuple[int, ...]
+    """Births that extraction has not worked off."""
+    read: StepRead | None = None
+
+    @property
+    def total(self) -> GridCell:
+        """All cells together."""
+        return _join(self.cells)
+
+    @property
+    def alive(self) -> GridCell:
+        """Row 0 together."""
+        return _join(cell for cell in self.cells if cell.died is None)
+
+    @property
+    def extracted(self) -> GridCell:
+        """All cells below row 0 together."""
+        return _join(cell for cell in self.cells if cell.died is not None)
+
+    @property
+    def garbage_bytes(self) -> int:
+        """Bytes of chunks that nothing names any more, in objects that still live."""
+        return sum(bundle.garbage_bytes for bundle in self.bundles)
+
+    @property
+    def bundle_bytes(self) -> int:
+        """Size of the objects that hold the grid."""
+        return sum(bundle.bytes for bundle in self.bundles)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For ``--json``."""
+        fields = dataclasses.asdict(self)
+        for name in ("total", "alive", "extracted"):
+            part: GridCell = getattr(self, name)
+            fields[name] = {
+                "chunks": part.chunks,
+                "rows": part.rows,
+                "bytes": part.bytes,
+                "dead_rows": part.dead_rows,
+                "dead_fraction": part.dead_rows / part.rows if part.rows else 0.0,
+            }
+        fields["garbage_bytes"] = self.garbage_bytes
+        fields["bundle_bytes"] = self.bundle_bytes
+        return fields
+
+
+def _join(cells: Iterable[GridCell]) -> GridCell:
+    found = list(cells)
+    return GridCell(
+        born=0,
+        died=None,
+        chunks=sum(cell.chunks for cell in found),
+        rows=sum(cell.rows for cell in found),
+        bytes=sum(cell.bytes for cell in found),
+        dead_rows=sum(cell.dead_rows for cell in found),
+        is_read=any(cell.is_read for cell in found),
+        masked_rows=sum(cell.masked_rows for cell in found),
+    )
+
+
+# Which cells are drawn together.
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A grid as it is drawn: columns of births, lines of deaths (newest first), joined cells.
+
+    ``cells`` are (line, column, cell); line 0 is row 0 and has no deaths of its own.
+    """
+
+    columns: tuple[tuple[int, ...], ...]
+    lines: tuple[tuple[int, ...], ...]
+    cells: tuple[tuple[int, int, GridCell], ...]
+    read_columns: int
+    read_lines: int
+
+    @property
+    def joined(self) -> tuple[int, int]:
+        """How many checkpoints share a column, and a line, at most."""
+        return max(map(len, self.columns), default=1), max(map(len, self.lines), default=1)
+
+
+def plan_layout(seen: GridView, *, columns_max: int, lines_max: int) -> Layout:
+    """Join neighbouring checkpoints until the grid fits."""
+    step = None if seen.read is None else seen.read.step
+    columns = join_steps(seen.checkpoints, most=columns_max, edge=step)
+    died = sorted({cell.died for cell in seen.cells if cell.died is not None})
+    lines = [(), *reversed(join_steps(died, most=lines_max - 1, edge=step))]
+    column_of = {born: at for at, group in enumerate(columns) for born in group}
+    line_of: dict[int | None, int] = {d: at for at, group in enumerate(lines) for d in group}
+    line_of[None] = 0
+    places: dict[tuple[int, int], list[GridCell]] = {}
+    for cell in seen.cells:
+        places.setdefault((line_of[cell.died], column_of[cell.born]), []).append(cell)
+    read_columns = read_lines = 0
+    if step is not None:
+        read_columns = sum(group[0] <= step for group in columns)
+        read_lines = 1 + sum(group[0] > step for group in lines[1:])
+    return Layout(
+        tuple(columns),
+        tuple(lines),
+        tuple((line, column, _join(found)) for (line, column), found in sorted(places.items())),
+        read_columns,
+        read_lines if read_columns else 0,
+    )
+
+
+def join_steps(
+    steps: Sequence[int], *, most: int, edge: int | None = None
+) -> list[tuple[int, ...]]:
+    """Neighbours in groups of one size, no more than ``most`` of them.
+
+    No group holds steps on both sides of ``edge``.
+
+    >>> join_steps([1, 2, 3, 4, 5], most=3)
+    [(1, 2), (3, 4), (5,)]
+    >>> join_steps([1, 2, 3, 4, 5], most=3, edge=1)
+    [(1,), (2, 3), (4, 5)]
+    """
+    sides = [list(steps)]
+    if edge is not None:
+        sides = [[s for s in steps if s <= edge], [s for s in steps if s > edge]]
+    for size in range(1, len(steps) + 1):
+        groups = [tuple(side[at : at + size]) for side in sides for at in range(0, len(side), size)]
+        if len(groups) <= max(most, len(sides)):
+            return groups
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Shades for numbers from least to most, each the same factor wide."""
+
+    least: int
+    most: int
+
+    def shade(self, number: int) -> int:
+        """Which shade, from 0.
+
+        >>> [Scale(1, 10_000).shade(n) for n in (1, 9, 11, 999, 10_000)]
+        [0, 0, 1, 2, 3]
+        """
+        if self.most <= self.least:
+            return len(_SHADES) - 1
+        place = math.log(max(number, 1) / self.least) / math.log(self.most / self.least)
+        return min(len(_SHADES) - 1, max(0, int(place * len(_SHADES))))
+
+    def bounds(self) -> list[int]:
+        """The least number of each shade.
+
+        >>> Scale(1, 10_000).bounds()
+        [1, 10, 100, 1000]
+        """
+        factor = (self.most / self.least) ** (1 / len(_SHADES))
+        return [round(self.least * factor**at) for at in range(len(_SHADES))]
+
+
+def make_scale(numbers: Iterable[int]) -> Scale:
+    """A scale over some numbers."""
+    found = [max(1, number) for number in numbers] or [1]
+    return Scale(min(found), max(found))
+
+
+# The terminal.
+
+
+def render(
+    seen: GridView, *, width: int, by: str = BYTES, lines_max: int = LINES_MAX
+) -> RenderableType:
+    """Everything, for a terminal of ``width`` columns; the drawing has at most so many lines."""
+    parts: list[RenderableType] = [header(seen)]
+    if seen.cells:
+        parts += [draw(seen, width=width, by=by, lines_max=lines_max), Text()]
+    else:
+        parts += [Text("no chunks yet: nothing changed since the base", style="dim"), Text()]
+    parts += [totals_table(seen), Text(), notes(seen)]
+    return Group(*parts)
+
+
+def header(seen: GridView) -> RenderableType:
+    """Which grid this is."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row("run", seen.url)
+    others = [base for base in seen.bases if base != seen.base]
+    text = f"{seen.base}"
+    if seen.end is not None:
+        text += f", ended by the base of step {seen.end}"
+    if others:
+        text += f" ({words.counted(len(others), 'other grid')}, of base {_some(others)}: --base)"
+    grid.add_row("grid of base", text)
+    grid.add_row("tables", _some(seen.tables))
+    grid.add_row("checkpoints", f"{words.count(len(seen.checkpoints))} since the base")
+    return Group(grid, Text())
+
+
+def _some(items: Sequence[object], most: int = 6) -> str:
+    if len(items) <= most:
+        return ", ".join(map(str, items))
+    return f"{', '.join(map(str, items[: most - 1]))}, … ({len(items)} in all)"
+
+
+def draw(
+    seen: GridView, *, width: int, by: str = BYTES, lines_max: int = LINES_MAX
+) -> RenderableType:
+    """The cells: shades, or numbers where they fit; lines around what the step reads."""
+    died = [cell.died for cell in seen.cells if cell.died is not None]
+    longest = len(str(max([*seen.checkpoints, *died])))
+    label_width = max(len("alive"), longest)
+    is_deep = len(set(died)) + 1 > lines_max
+    if is_deep:
+        label_width = max(label_width, 2 * longest + 1)
+    room = max(8, width - label_width - 3)  # a blank and the two edges
+    plan = plan_layout(seen, columns_max=room, lines_max=lines_max)
+    cell_width = max(1, min(_CELL_WIDTH_MAX, room // max(1, len(plan.columns))))
+    scale = make_scale(cell.measure(by) for _, _, cell in plan.cells)
+    canvas = _Canvas(plan, cell_width, label_width, by, scale)
+    texts = [canvas.head(), *(canvas.line(at) for at in range(len(plan.lines)))]
+    if plan.read_lines:
+        texts.insert(1 + plan.read_lines, canvas.bottom())
+    texts += [canvas.axis(), Text(), legend(scale, by)]
+    if plan.read_lines and seen.read is not None:
+        texts.append(Text(f"│┘ what a restore of step {seen.read.step} reads", style="dim"))
+    per_column, per_line = plan.joined
+    if per_column > 1 or per_line > 1:
+        said = []
+        if per_column > 1:
+            said.append(f"a column is up to {words.counted(per_column, 'checkpoint')}")
+        if per_line > 1:
+            said.append(f"a line up to {words.counted(per_line, 'death')}")
+        texts.append(Text(f"to fit, {' and '.join(said)}; --json has every cell", style="dim"))
+    return Group(*texts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Canvas:
+    """One drawing of a layout, line by line."""
+
+    plan: Layout
+    cell_width: int
+    label_width: int
+    by: str
+    scale: Scale
+
+    @property
+    def _has_edge(self) -> bool:
+        return self.plan.read_columns > 0
+
+    def head(self) -> Text:
+        return Text("died".rjust(self.label_width) + "  born →", style="dim")
+
+    def line(self, at: int) -> Text:
+        cells = {column: cell for line, column, cell in self.plan.cells if line == at}
+        label = "alive" if at == 0 else span(self.plan.lines[at])
+        text = Text(label.rjust(self.label_width) + " ", no_wrap=True)
+        for column in range(len(self.plan.columns)):
+            cell = cells.get(column)
+            text.append_text(self._empty(at, column) if cell is None else self._cell(cell))
+            if self._has_edge and column + 1 == self.plan.read_columns:
+                text.append("│" if at < self.plan.read_lines else " ", style="bold red")
+        return text
+
+    def _empty(self, line: int, column: int) -> Text:
+        """A dot where a cell could be: nothing dies before it is born."""
+        deaths = self.plan.lines[line]
+        is_possible = line == 0 or deaths[-1] > self.plan.columns[column][0]
+        return Text(("·" if is_possible else " ").rjust(self.cell_width), style="dim")
+
+    def _cell(self, cell: GridCell) -> Text:
+        shade = _SHADES[self.scale.shade(cell.measure(self.by))]
+        style = "bold yellow" if cell.is_read else "cyan"
+        if self.cell_width >= _CELL_WIDTH:
+            number = short(cell.measure(self.by))
+            return Text(number.rjust(self.cell_width - 1) + shade, style=style)
+        return Text(shade * self.cell_width, style=style)
+
+    def bottom(self) -> Text:
+        """The lower edge of the rectangle."""
+        dashes = "─" * (self.cell_width * self.plan.read_columns)
+        return Text(" " * (self.label_width + 1)).append(dashes + "┘", style="bold red")
+
+    def axis(self) -> Text:
+        """Births under their columns, as many as fit."""
+        line = ""
+        for at, group in enumerate(self.plan.columns):
+            start = at * self.cell_width + (self._has_edge and at >= self.plan.read_columns)
+            label = str(group[0])
+            if self.cell_width > len(label):
+                start += self.cell_width - 1 - len(label) if self.cell_width >= _CELL_WIDTH else 0
+            is_last = at + 1 == len(self.plan.columns)
+            if start > len(line) or not line or (is_last and start > len(line)):
+                line = line.ljust(start) + label
+        return Text(" " * (self.label_width + 1) + line, style="dim", no_wrap=True)
+
+
+def span(steps: Sequence[int]) -> str:
+    """Some neighbouring steps in short.
+
+    >>> span([10]), span([10, 20, 30])
+    ('10', '10–30')
+    """
+    return str(steps[0]) if len(steps) == 1 else f"{steps[0]}–{steps[-1]}"
+
+
+def short(number: int) -> str:
+    """A number in at most four characters.
+
+    >>> [short(n) for n in (0, 999, 1000, 9_960, 12_345, 999_600, 1_250_000)]
+    ['0', '999', '1.0k', '10k', '12k', '1.0M', '1.2M']
+    """
+    value, unit = float(number), 0
+    while value >= 999.5 and unit < 5:
+        value, unit = value / 1000, unit + 1
+    if unit == 0:
+        return f"{value:.0f}"
+    return f"{value:.1f}{'kMGTP'[unit - 1]}" if value < 9.95 else f"{value:.0f}{'kMGTP'[unit - 1]}"
+
+
+def legend(scale: Scale, by: str) -> Text:
+    """What the shades mean."""
+    text = Text("", style="dim")
+    bounds = scale.bounds()
+    if scale.least == scale.most:
+        return text.append(f"{_SHADES[-1]} {measured(scale.most, by)} a cell")
+    for shade, least in zip(_SHADES, bounds, strict=True):
+        text.append(f"{shade} from {measured(least, by)}   ")
+    return text.append(f"most {measured(scale.most, by)}")
+
+
+def measured(number: int, by: str) -> str:
+    """A number of rows or bytes."""
+    return words.counted(number, "row") if by == ROWS else words.size(number)
+
+
+def totals_table(seen: GridView) -> Table:
+    """Chunks, rows, bytes and dead rows: of the base, of row 0, of the cells; and what is read."""
+    table = make_table("Chunks")
+    table.add_column("", no_wrap=True)
+    add_numbers(table, "chunks", "rows", "size", "dead in place", "of its rows")
+    table.add_row("base", words.count(seen.base_chunks), words.count(seen.base_rows),
+                  words.size(seen.base_bytes), "", "", style="dim")  # fmt: skip
+    for name, part in (("alive (row 0)", seen.alive), ("extracted", seen.extracted)):
+        table.add_row(name, *_numbers(part))
+    table.add_section()
+    table.add_row("grid", *_numbers(seen.total), style="bold")
+    return table
+
+
+def _numbers(part: GridCell) -> list[str]:
+    return [
+        words.count(part.chunks),
+        words.count(part.rows),
+        words.size(part.bytes),
+        words.count(part.dead_rows),
+        words.share(part.dead_rows, part.rows),
+    ]
+
+
+def notes(seen: GridView) -> RenderableType:
+    """What the step reads; objects and their garbage; what extraction has not done yet."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, text in note_lines(seen):
+        grid.add_row(name, text)
+    return grid
+
+
+def note_lines(seen: GridView) -> list[tuple[str, str]]:
+    """What to know of a grid beside its cells, as (name, text)."""
+    lines = []
+    if seen.read is not None:
+        read = seen.read
+        text = (
+            f"{words.counted(read.segments, 'segment')} of the grid, {words.size(read.bytes)}, "
+            f"{words.counted(read.rows, 'row')}; {words.count(read.masked_rows)} of them "
+            f"({words.share(read.masked_rows, read.rows)}) masked; and "
+            f"{words.counted(read.base_segments, 'segment')} of the base, "
+            f"{words.size(read.base_bytes)}"
+        )
+        if read.waiting_segments:
+            text += f"; {read.waiting_segments} are not worked off and replayed in order"
+        lines.append((f"step {read.step} reads", text))
+    for kind, bundles in by_kind(seen.bundles):
+        live = [bundle.chunks for bundle in bundles]
+        lines.append(
+            (
+                f"{kind} objects",
+                f"{words.count(len(bundles))} with {words.counted(sum(live), 'chunk')} alive "
+                f"({_from_to(live)} each), "
+                f"{words.size(sum(bundle.bytes for bundle in bundles))}, "
+                f"{words.size(sum(bundle.garbage_bytes for bundle in bundles))} of it garbage",
+            )
+        )
+    if seen.bundles:
+        lines.append(
+            (
+                "garbage",
+                f"{words.size(seen.garbage_bytes)}, "
+                f"{words.share(seen.garbage_bytes, seen.bundle_bytes)} of these objects' bytes",
+            )
+        )
+    lines.append(
+        (
+            "deletion vectors",
+            f"name {words.counted(seen.killed_rows, 'row')}, {words.size(seen.kills_bytes)}; "
+            f"worked off up to step {seen.through}",
+        )
+    )
+    if seen.waiting:
+        lines.append(("waiting", f"the increments of {_some(seen.waiting)}"))
+    return lines
+
+
+def _from_to(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return words.count(low) if low == high else f"{words.count(low)} to {words.count(high)}"
+
+
+def by_kind(bundles: Sequence[Bundle]) -> list[tuple[str, list[Bundle]]]:
+    """Objects grouped by what was written into them."""
+    kinds: dict[str, list[Bundle]] = {}
+    for bundle in bundles:
+        kinds.setdefault(bundle.kind, []).append(bundle)
+    return sorted(kinds.items())
