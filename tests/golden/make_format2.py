@@ -52,7 +52,7 @@ TABLES = (
     StoredTable("books", BOOKS, parse_codec("bf16")),
 )
 BASES = (3, 13)
-ROUNDS_AFTER = (7, 11, 10, 15)  # training went back from 11 to 9, and on to 10
+ROUNDS_AFTER = (7, 11, 10, 12, 15)  # training went back from 11 to 9, and on to 10
 DROPPED = 5
 # Which rows of each table the increments hold, in the order in which they were saved.
 INCREMENTS: dict[int, tuple[np.ndarray, ...]] = {
@@ -61,10 +61,11 @@ INCREMENTS: dict[int, tuple[np.ndarray, ...]] = {
     9: (EVEN[2:4], ODD[10:18], np.array([9, 11, 38])),
     11: (EVEN[4:], ODD[17:], np.arange(4, 30, 3)),
     10: (np.array([1, 2, 39]), ODD[:4], np.array([], np.int64)),
+    12: (np.array([3]), ODD[18:], np.array([30, 31])),
     15: (EVEN, ODD[::2], np.arange(10, 20)),
     17: (EVEN[::3], ODD[::3], np.arange(12, 15)),
 }
-STEPS = (3, 7, 9, 10, 13, 15, 17)
+STEPS = (3, 7, 9, 10, 12, 13, 15, 17)
 MEASURED = (Recovery(5000, 0.5, 2000, 0.25),)
 
 # N rows, D floats of one column
@@ -185,7 +186,7 @@ def write_grid_store(
     """Write the whole story; the rows that went in by step, and what the rounds did."""
     with fixed_names():
         store = _GridStore(storage, tables)
-        order = [3, 5, 7, 9, 11, 10, 13, 15, 17]
+        order = [3, 5, 7, 9, 11, 10, 12, 13, 15, 17]
         before: int | None = None
         for step in order:
             if step == 10:

@@ -155,7 +155,7 @@ def test_verify_names_every_damage_in_one_pass(store: Path) -> None:
 
 @pytest.fixture
 def grid(tmp_path: Path) -> Path:
-    write_grid_store(open_storage(str(tmp_path / "grid")), GRID_TABLES[:1])
+    write_grid_store(open_storage(str(tmp_path / "grid")), GRID_TABLES[:2])
     return tmp_path / "grid"
 
 
@@ -193,8 +193,8 @@ def test_any_flipped_bit_of_a_grid_is_found_and_never_restored(grid: Path) -> No
     newest = catalogs.load_last(storage)
     assert newest is not None
     for name, good in grid_files(grid).items():
-        # A catalog is one checksummed text: every third byte of it, every byte of an object.
-        for at in range(0, len(good), 3 if name.startswith("catalog/") else 1):
+        # A catalog is one checksummed text: some bytes of it, but every byte of an object.
+        for at in range(0, len(good), 11 if name.startswith("catalog/") else 1):
             bad = bytearray(good)
             bad[at] ^= 1 << chance.randrange(8)
             (grid / name).write_bytes(bad)

@@ -15,6 +15,7 @@ Not here: how the stores came to be (gridtrain.py), what is compared (grid.py).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import statistics
 import threading
@@ -174,7 +175,7 @@ class Bare:
         self._root = Path(run.url)
         self._local = threading.local()
         self._requests: list[_Request] = []
-        for group in fetch.runs(segments):
+        for group in itertools.chain.from_iterable(fetch.batches(segments)):
             start = group[0].extent.offset
             copies = []
             for one in group:

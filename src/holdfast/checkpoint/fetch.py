@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,9 +35,8 @@ from holdfast.errors import CorruptDataError
 from holdfast.storage.base import Storage
 from holdfast.tables import TableSchema
 
-# Neighbours in an object are read at once, small gaps included: a gap costs less than a request.
-RUN_BYTES_MAX = 8 << 20
-GAP_BYTES_MAX = 64 << 10
+BATCH_BYTES_MAX = 4 << 20
+GAP_BYTES_MAX = 64 << 10  # costs less to read than another request
 
 
 def check_sum(data: Any, extent: Extent) -> None:
@@ -136,15 +136,34 @@ class SegmentReader:
         """A segment, checked; valid until this thread reads again."""
         return checked_segment(self.read_bytes(entry), entry, schema)
 
-    def read_run(self, run: Sequence[SegmentEntry]) -> memoryview:
-        """The bytes from the first of some segments to the last, unchecked; valid until the next.
+    def read_batch(self, batch: Batch) -> Read:
+        """The bytes of a batch, unchecked; valid until this thread reads again."""
+        sizes = [_span(run) for run in batch]
+        view = self._buffer(sum(sizes))
+        at = 0
+        places: list[tuple[SegmentEntry, int]] = []
+        for run, size in zip(batch, sizes, strict=True):
+            first = run[0].extent
+            self._storage.get_into(first.object, view[at : at + size], offset=first.offset)
+            places += [(entry, at + entry.extent.offset - first.offset) for entry in run]
+            at += size
+        return Read(view, tuple(places))
 
-        ``runs`` put them together: they lie close to each other in one object.
-        """
-        first, last = run[0].extent, run[-1].extent
-        view = self._buffer(last.offset + last.bytes - first.offset)
-        self._storage.get_into(first.object, view, offset=first.offset)
-        return view
+
+Batch = list[list[SegmentEntry]]  # runs: segments that lie close together in one object
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Segments that were read together, and where in the bytes each begins."""
+
+    data: memoryview
+    places: tuple[tuple[SegmentEntry, int], ...]
+
+
+def _span(run: Sequence[SegmentEntry]) -> int:
+    first, last = run[0].extent, run[-1].extent
+    return last.offset + last.bytes - first.offset
 
 
 def checked_segment(data: memoryview, entry: SegmentEntry, schema: TableSchema) -> Segment:
@@ -161,8 +180,24 @@ def checked_segment(data: memoryview, entry: SegmentEntry, schema: TableSchema) 
     return segment
 
 
-def runs(segments: Iterable[SegmentEntry]) -> list[list[SegmentEntry]]:
-    """Segments in groups that lie close together, each to be read with one request."""
+def batches(segments: Iterable[SegmentEntry]) -> list[Batch]:
+    """Segments in groups to be read and decoded together.
+
+    Neighbours in an object are read with one request, small gaps included; small requests are put
+    together, since decoding many segments at a time costs little more than decoding one.
+    """
+    found: list[Batch] = []
+    size = BATCH_BYTES_MAX
+    for run in _runs(segments):
+        if size + _span(run) > BATCH_BYTES_MAX:
+            found.append([])
+            size = 0
+        found[-1].append(run)
+        size += _span(run)
+    return found
+
+
+def _runs(segments: Iterable[SegmentEntry]) -> list[list[SegmentEntry]]:
     found: list[list[SegmentEntry]] = []
     for entry in sorted(segments, key=lambda s: (s.extent.object, s.extent.offset)):
         extent = entry.extent
@@ -170,7 +205,7 @@ def runs(segments: Iterable[SegmentEntry]) -> list[list[SegmentEntry]]:
             first, last = found[-1][0].extent, found[-1][-1].extent
             gap = extent.offset - (last.offset + last.bytes)
             is_near = extent.object == last.object and 0 <= gap <= GAP_BYTES_MAX
-            if is_near and extent.offset + extent.bytes - first.offset <= RUN_BYTES_MAX:
+            if is_near and extent.offset + extent.bytes - first.offset <= BATCH_BYTES_MAX:
                 found[-1].append(entry)
                 continue
         found.append([entry])

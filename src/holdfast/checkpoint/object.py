@@ -142,11 +142,18 @@ class Index:
         return self.segments.get(extent.offset) == (extent.bytes, as_hex(extent.checksum))
 
     def extents(self) -> list[Extent]:
-        """All segments, in order."""
-        return [
-            Extent(self.object, offset, size, int(sum_, 16))
-            for offset, (size, sum_) in self.segments.items()
-        ]
+        """All segments, in order.
+
+        Raises:
+            CorruptDataError: a checksum is none.
+        """
+        try:
+            return [
+                Extent(self.object, offset, size, stored_json.checksum(sum_))
+                for offset, (size, sum_) in self.segments.items()
+            ]
+        except ValueError as error:
+            raise CorruptDataError("footer is not an index", object=self.object) from error
 
 
 def read_index(storage: Storage, name: str, total_bytes: int) -> Index:
@@ -217,6 +224,5 @@ def _check_entries(entries: Any) -> dict[int, tuple[int, str]]:
         # An empty segment would share its offset with the next.
         if not is_sound or offset in found:
             raise ValueError(f"not an entry: {kind!r:.40} {offset!r:.40} {size!r:.40}")
-        stored_json.checksum(sum_)
         found[offset] = (size, sum_)
     return found

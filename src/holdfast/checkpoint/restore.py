@@ -30,7 +30,8 @@ import numpy as np
 
 from holdfast.checkpoint import fetch
 from holdfast.checkpoint.catalog import Catalog, SegmentEntry
-from holdfast.checkpoint.fetch import PartReader, SegmentReader
+from holdfast.checkpoint.fetch import Batch, PartReader, SegmentReader
+from holdfast.checkpoint.kills import Kills
 from holdfast.checkpoint.scatter import Scatter, Targets
 from holdfast.errors import CorruptDataError, DataLossError
 from holdfast.kernels import bitmap, bloom
@@ -138,47 +139,46 @@ def restore_rows(
     entry = catalog.checkpoint(step)
     schemas = {t.name: t for t in catalog.schema_of(entry)}
     layers = plan_layers(catalog, step, list(targets))
-    grid = catalog.grid_of(entry)
-    extents = [s.extent for layer in layers for s in layer.segments]
-    has_masks = any(layer.is_masked for layer in layers)
-    if has_masks and grid is not None and grid.kills is not None:
-        extents.append(grid.kills)
-    fetch.check_objects(storage, catalog, extents)
-    kills = fetch.read_kills(storage, grid) if has_masks else {}
     reader = SegmentReader(storage)
-    scatter = Scatter(targets, schemas, kills, step, on_ids=on_ids)
-
-    def load(run: Sequence[SegmentEntry], *, is_masked: bool) -> int:
-        return scatter.put(run, reader.read_run(run), is_masked=is_masked)
-
+    seconds = {True: 0.0, False: 0.0}
     masked = 0
-    base_s = delta_s = 0.0
+    grid = catalog.grid_of(entry)
+    kills: Kills = {}
     with ThreadPoolExecutor(threads or default_threads(), "holdfast-restore") as pool:
-        for layer in layers:
+        fetch.check_objects(storage, catalog, [s.extent for s in layers[0].segments])
+        for number, layer in enumerate(layers):
             started = time.perf_counter()
+            scatter = Scatter(targets, schemas, kills, step, on_ids=on_ids)
             tasks = [
-                pool.submit(load, run, is_masked=layer.is_masked)
-                for run in fetch.runs(layer.segments)
+                pool.submit(_load, reader, scatter, batch, is_masked=layer.is_masked)
+                for batch in fetch.batches(layer.segments)
             ]
             try:
+                if number == 0 and len(layers) > 1:
+                    # While the base is read: what must be known before the rest of it is.
+                    extents = [s.extent for later in layers[1:] for s in later.segments]
+                    if any(later.is_masked for later in layers) and grid is not None:
+                        extents += [] if grid.kills is None else [grid.kills]
+                        kills = fetch.read_kills(storage, grid)
+                    fetch.check_objects(storage, catalog, extents)
                 masked += sum(task.result() for task in tasks)
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
-            seconds = time.perf_counter() - started
-            if layer.is_base:
-                base_s += seconds
-            else:
-                delta_s += seconds
+            seconds[layer.is_base] += time.perf_counter() - started
     segments = [s for layer in layers for s in layer.segments]
     return RestoreStats(
         rows=sum(s.rows for s in segments),
         bytes=sum(s.extent.bytes for s in segments),
         masked_rows=masked,
         base_bytes=sum(s.extent.bytes for layer in layers if layer.is_base for s in layer.segments),
-        base_s=base_s,
-        delta_s=delta_s,
+        base_s=seconds[True],
+        delta_s=seconds[False],
     )
+
+
+def _load(reader: SegmentReader, scatter: Scatter, batch: Batch, *, is_masked: bool) -> int:
+    return scatter.put(reader.read_batch(batch), is_masked=is_masked)
 
 
 def read_rows(

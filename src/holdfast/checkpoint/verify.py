@@ -6,6 +6,7 @@ found; verification goes on after a damage, so one pass names them all.
 
 from __future__ import annotations
 
+import bisect
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,9 +15,10 @@ import numpy as np
 
 from holdfast.checkpoint import catalog as catalogs
 from holdfast.checkpoint import fetch, restore
-from holdfast.checkpoint.catalog import Catalog
-from holdfast.checkpoint.object import read_index
+from holdfast.checkpoint.catalog import Catalog, CheckpointEntry, GridEntry, SegmentEntry
+from holdfast.checkpoint.object import Index, read_index
 from holdfast.errors import CorruptDataError, HoldfastError, NotFoundError
+from holdfast.kernels import bloom
 from holdfast.storage import open_storage
 from holdfast.storage.base import Storage
 
@@ -80,9 +82,10 @@ def verify(
     total = sum(size for _, size in newest.objects)
     done = 0
     segments = 0
+    view = _View(newest)
     for name, size in newest.objects:
-        damages.extend(_object_damages(storage, newest, name))
-        segments += sum(1 for s in newest.segments if s.extent.object == name)
+        damages.extend(_object_damages(storage, view, name))
+        segments += len(view.segments.get(name, ()))
         done += size
         on_progress(done, total)
     return VerifyReport(
@@ -90,59 +93,109 @@ def verify(
     )
 
 
-def _object_damages(storage: Storage, catalog: Catalog, name: str) -> Iterator[Damage]:
-    entries = [s for s in catalog.segments if s.extent.object == name]
-    holders = [e for e in catalog.checkpoints if e.dense.object == name]
-    steps = catalog.steps
-    everyone = tuple(
-        step
-        for step in steps
-        if any(s.is_alive(step) for s in entries) or any(e.step == step for e in holders)
-    )
+class _View:
+    """A catalog by object: what lies in each, and who reads it."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self.sizes = dict(catalog.objects)
+        self.segments: dict[str, list[SegmentEntry]] = {}
+        for segment in catalog.segments:
+            self.segments.setdefault(segment.extent.object, []).append(segment)
+        self.holders: dict[str, list[CheckpointEntry]] = {}
+        for entry in catalog.checkpoints:
+            self.holders.setdefault(entry.dense.object, []).append(entry)
+        self.grids = {g.kills.object: g for g in catalog.grids if g.kills is not None}
+        self.schemas = {
+            (entry.base, table.name): table
+            for entry in catalog.checkpoints
+            for table in catalog.schema_of(entry)
+        }
+
+    def readers(self, segment: SegmentEntry) -> tuple[int, ...]:
+        """The steps whose restore reads a segment."""
+        steps = self.catalog.steps
+        lo = bisect.bisect_left(steps, segment.born)
+        hi = len(steps) if segment.died is None else bisect.bisect_left(steps, segment.died)
+        return steps[lo:hi]
+
+    def steps_of(self, grid: GridEntry) -> tuple[int, ...]:
+        """The steps that a grid is of."""
+        return tuple(e.step for e in self.catalog.checkpoints if e.base == grid.base)
+
+    def everyone(self, name: str) -> tuple[int, ...]:
+        """The steps that need an object."""
+        found = {step for s in self.segments.get(name, ()) for step in self.readers(s)}
+        found |= {holder.step for holder in self.holders.get(name, ())}
+        if name in self.grids:
+            found |= set(self.steps_of(self.grids[name]))
+        return tuple(sorted(found))
+
+
+def _object_damages(storage: Storage, view: _View, name: str) -> Iterator[Damage]:
     try:
-        index = read_index(storage, name, dict(catalog.objects)[name])
+        index = read_index(storage, name, view.sizes[name])
+        extents = index.extents()
     except HoldfastError as error:
-        yield Damage(name, str(error), everyone)
+        yield Damage(name, str(error), view.everyone(name))
         return
     reader = fetch.SegmentReader(storage)
-    schemas = {
-        (entry.base, table.name): table
-        for entry in catalog.checkpoints
-        for table in catalog.schema_of(entry)
-    }
     named = set()
-    for entry in entries:
+    for entry in view.segments.get(name, ()):
         named.add(entry.extent.offset)
-        readers = tuple(step for step in steps if entry.is_alive(step))
+        readers = view.readers(entry)
         try:
-            if not index.has(entry.extent):
-                raise CorruptDataError("catalog and object disagree", where=entry.extent.describe())
-            if not readers:
-                raise CorruptDataError("no checkpoint reads it", where=entry.extent.describe())
-            found = schemas.get((catalog.checkpoint(readers[0]).base, entry.table))
-            if found is None:
-                raise CorruptDataError("segment of an unknown table", table=entry.table)
-            schema = found
-            segment = reader.read(entry, schema)
-            segment.ids()
-            for column in range(len(schema.columns)):
-                segment.decode(column)
+            _check_segment(reader, view, index, entry, readers)
         except HoldfastError as error:
             yield Damage(entry.extent.describe(), str(error), readers)
-    for holder in holders:
+    for holder in view.holders.get(name, ()):
         named.add(holder.dense.offset)
         try:
-            fetch.check_objects(storage, catalog, [holder.dense])
+            fetch.check_objects(storage, view.catalog, [holder.dense])
             fetch.read_dense(storage, holder.dense)
         except HoldfastError as error:
             yield Damage(holder.dense.describe(), str(error), (holder.step,))
-    for extent in index.extents():
-        if (
-            extent.offset not in named
-        ):  # no checkpoint reads it any more; its bytes are still checked
-            data = np.empty(extent.bytes, np.uint8)
-            try:
-                storage.get_into(name, data.data, offset=extent.offset)
-                fetch.check_sum(data, extent)
-            except HoldfastError as error:
-                yield Damage(extent.describe(), str(error), ())
+    grid = view.grids.get(name)
+    if grid is not None and grid.kills is not None:
+        named.add(grid.kills.offset)
+        try:
+            fetch.check_objects(storage, view.catalog, [grid.kills])
+            fetch.read_kills(storage, grid)
+        except HoldfastError as error:
+            yield Damage(grid.kills.describe(), str(error), view.steps_of(grid))
+    for extent in extents:
+        if extent.offset in named:
+            continue
+        # No checkpoint reads it any more; its bytes are still checked.
+        data = np.empty(extent.bytes, np.uint8)
+        try:
+            storage.get_into(name, data.data, offset=extent.offset)
+            fetch.check_sum(data, extent)
+        except HoldfastError as error:
+            yield Damage(extent.describe(), str(error), ())
+
+
+def _check_segment(
+    reader: fetch.SegmentReader,
+    view: _View,
+    index: Index,
+    entry: SegmentEntry,
+    readers: tuple[int, ...],
+) -> None:
+    """Read all of a segment; raises what is wrong with it."""
+    where = entry.extent.describe()
+    if not index.has(entry.extent):
+        raise CorruptDataError("catalog and object disagree", where=where)
+    if not readers:
+        raise CorruptDataError("no checkpoint reads it", where=where)
+    schema = view.schemas.get((view.catalog.checkpoint(readers[0]).base, entry.table))
+    if schema is None:
+        raise CorruptDataError("segment of an unknown table", table=entry.table)
+    segment = reader.read(entry, schema)
+    ids_N = segment.ids()
+    segment.deaths()
+    words_W = segment.filter()
+    if words_W is not None and not bloom.has(words_W, ids_N).all():
+        raise CorruptDataError("segment's filter does not know its own ids", where=where)
+    for column in range(len(schema.columns)):
+        segment.decode(column)

@@ -11,7 +11,7 @@ import numpy as np
 from holdfast.checkpoint.codec import Codec
 from holdfast.checkpoint.segment import Segment, encode_segment
 from holdfast.checkpoint.strategy import CodecPlan
-from holdfast.kernels import bitmap
+from holdfast.kernels import bitmap, bloom, place
 from holdfast.kernels import rows as row_kernels
 
 _PATIENCE_S = 1.0
@@ -55,3 +55,10 @@ def _round_trip(codec: Codec, ids_N: np.ndarray) -> None:
     segment = Segment(memoryview(data), where="memory")
     segment.decode_into(0, table_ND, segment.ids())
     segment.take(np.array([0, 2]), deaths_K=None)
+    words_W = segment.filter()
+    if words_W is not None:
+        bloom.has(words_W, ids_N)
+    job_J = np.zeros((1, place.JOB_NUMBERS), np.int64)
+    nothing = np.empty(0, np.int64)
+    columns_SCK = np.zeros((0, 1, 3), np.int64)
+    place.place(np.zeros(8, np.uint8), job_J[:0], columns_SCK, nothing, nothing, 0)

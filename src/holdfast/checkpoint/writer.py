@@ -64,6 +64,7 @@ class RunWriter:
         with self._lock:
             name = object_name(self.next_number, kind, secrets.token_hex(4))
             self._uncommitted.add(name)
+        builder: ObjectBuilder | None = None
         try:
             with self.storage.create(name) as out:
                 builder = ObjectBuilder(name, out)
@@ -71,6 +72,8 @@ class RunWriter:
                 if not builder.is_closed:
                     builder.close()
         except BaseException:
+            if builder is not None and builder.is_closed:
+                self.forget([name])
             self._uncommitted.discard(name)
             raise
 

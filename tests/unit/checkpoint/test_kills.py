@@ -153,7 +153,7 @@ def test_one_lie_in_the_head_is_refused(path: tuple[Any, ...], value: Any) -> No
 
 def test_two_vectors_of_one_birth_are_refused() -> None:
     head, tail = unpacked(killing.to_bytes({("a", 3): GOOD["a", 3]}))
-    head["vectors"] *= 2
+    head["vectors"].append(list(head["vectors"][0]))
     ids, numbers = tail[:12], tail[12:]
     refused(packed(head, ids * 2 + numbers * 2))
     head["vectors"][1][1] = 2
