@@ -182,13 +182,14 @@ def write_grid_store(
     tables: Sequence[StoredTable] = TABLES,
     *,
     rules: Extract = Extract(threshold=1.0),  # noqa: B008 - frozen
+    until: int = 17,
 ) -> tuple[dict[int, Tables], list[RoundStats]]:
-    """Write the whole story; the rows that went in by step, and what the rounds did."""
+    """Write the story until a step; the rows that went in by step, and what the rounds did."""
     with fixed_names():
         store = _GridStore(storage, tables)
         order = [3, 5, 7, 9, 11, 10, 12, 13, 15, 17]
         before: int | None = None
-        for step in order:
+        for step in order[: order.index(until) + 1]:
             if step == 10:
                 before = 9
             ids = None if step in BASES else INCREMENTS[step][: len(tables)]

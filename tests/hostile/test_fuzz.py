@@ -31,6 +31,7 @@ from holdfast.checkpoint import tree
 from holdfast.checkpoint.catalog import SegmentEntry
 from holdfast.checkpoint.checksum import as_hex, checksum
 from holdfast.checkpoint.codec import parse_codec
+from holdfast.checkpoint.fetch import Read
 from holdfast.checkpoint.kills import Vector
 from holdfast.checkpoint.object import Extent, read_index
 from holdfast.checkpoint.restore import restore_rows
@@ -41,6 +42,7 @@ from holdfast.tables import Column, TableSchema
 from tests.golden.make_format1 import (
     BASE_STEP,
     TABLE_ROWS,
+    StoredTable,
     every_codec,
     make_rows,
     write_store,
@@ -168,8 +170,7 @@ def read_segment(data: bytes) -> None:
         again = segment.take(np.arange(0, len(ids_N), 2), has_filter=True, deaths_K=None)
         Segment(memoryview(joined(again.buffers)), where="again").decode(0)
     for masks in (KILLS, {}):
-        with contextlib.suppress(hf.HoldfastError):
-            scatter(data, [whole[1:-1] for whole in guarded], masks)
+        scatter(data, [whole[1:-1] for whole in guarded], masks)
     for whole in guarded:
         assert (whole[[0, -1]] == 7).all()
 
@@ -179,14 +180,21 @@ KILLS = {("t", 5): Vector(np.array([0, 6, 7, 31, 10**9]), np.array([9, 30, 21, 2
 
 
 def scatter(data: bytes, targets: list[np.ndarray], kills: killing.Kills) -> None:
-    """The way a restore goes: rows of a chunk that are alive at a step, into a table."""
-    if len(data) < 32:
-        return
-    rows, _, first, last = struct.unpack_from("<IIQQ", data, 8)
-    extent = Extent("o.hf", 0, len(data), checksum(data))
-    entry = SegmentEntry("t", 5, None, rows, first, last, extent)
+    """The way a restore goes: rows of chunks that are alive at a step, into a table.
+
+    The lying segment is taken alone, and between two good ones.
+    """
     table = Scatter({"t": targets}, {"t": SCHEMA}, kills, 21)
-    table.put([entry], memoryview(data), is_masked=True)
+    for parts in ([data], [SEGMENTS[0], data, SEGMENTS[-1]]):
+        places, at = [], 0
+        for part in parts:
+            rows, _, first, last = struct.unpack_from("<IIQQ", part.ljust(32, b"\0"), 8)
+            extent = Extent("o.hf", at, len(part), checksum(part))
+            first, last = min(first, 1 << 55), min(last, 1 << 55)  # as a catalog can have them
+            places.append((SegmentEntry("t", 5, None, rows, first, last, extent), at))
+            at += len(part)
+        with contextlib.suppress(hf.HoldfastError):
+            table.put(Read(memoryview(b"".join(parts)), tuple(places)), is_masked=True)
 
 
 def test_the_corpus_is_accepted() -> None:
@@ -243,6 +251,30 @@ def test_random_bytes_are_no_segment(data: bytes) -> None:
     read_segment(data)
     for format_ in (b"\x01\x00", b"\x02\x00"):
         read_segment(repaired(bytearray(b"HFSG" + format_ + data)))
+
+
+@pytest.mark.parametrize("size", [1, 8, 40, 47, 48, 60])
+def test_segments_too_short_for_a_header_are_refused(tmp_path: Path, size: int) -> None:
+    """A whole table of one row, of which a catalog and an object say that it is so short."""
+    tables = [StoredTable("t", parse_codec("fp32"), parse_codec("fp32"))]
+    write_store(open_storage(str(tmp_path)), tables)
+    store = Store(tmp_path)
+    body = store.body()
+    body["schemas"] = [[["t", 1, [["weight", 1]]]]]
+    data = bytes(size)
+    name = body["objects"][0][0]
+    index = [["rows", "t", 16, size, as_hex(checksum(data))]]
+    whole = framed(json.dumps({"format": 1, "segments": index}).encode(), data)
+    (tmp_path / name).write_bytes(whole)
+    body["objects"][0][1] = len(whole)
+    body["segments"] = [[0, BASE_STEP, None, 1, 0, 0, 0, 16, size, as_hex(checksum(data))]]
+    body["checkpoints"] = body["checkpoints"][:1]
+    body["checkpoints"][0][-4:] = body["segments"][0][6:]
+    store.catalog.write_bytes(as_catalog(body))
+    run = hf.open(tmp_path)
+    target = np.zeros((1, 1), np.float32)
+    with pytest.raises(hf.CorruptDataError, match=name):
+        restore_rows(run.storage, run.catalog, BASE_STEP, {"t": [target]}, threads=1)
 
 
 # Objects

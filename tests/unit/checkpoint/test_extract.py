@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import holdfast as hf
 from holdfast import events
@@ -414,6 +416,22 @@ def test_increments_of_many_parts_are_extracted_part_by_part(
         life.ck.wait()
         assert max(Counter((s.table, s.born) for s in life.chunks()).values()) > 1
         life.assert_exact()
+
+
+def test_model_without_tables_is_saved_and_restored(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hf.Checkpointer(tmp_path, model=model, optimizer=optimizer, strategy="incrcp") as ck:
+        expected = {}
+        for step in (1, 2, 3):
+            with torch.no_grad():
+                model.weight.fill_(step)
+            ck.step()
+            expected[ck.save().durable().step] = model.weight.detach().clone()
+        ck.wait()
+        for step, weight in expected.items():
+            ck.restore(step)
+            assert torch.equal(model.weight, weight)
 
 
 # Accidents

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,8 @@ import holdfast as hf
 from holdfast import events
 from holdfast.checkpoint.extract import Round
 from holdfast.checkpoint.extractor import Extractor
+from holdfast.storage import open_storage
+from holdfast.storage.base import Storage
 from tests.unit.checkpoint.lives import LEFT, Life
 
 PURE = hf.Extract(threshold=0)
@@ -124,6 +127,50 @@ def test_restore_gives_a_round_up_and_it_is_made_up_for(
         life.ck.wait()
         assert life.run().catalog.grids[0].through == life.ck.steps[-1] > through
         assert not life.heard(events.ExtractionFailed)
+        life.assert_exact()
+
+
+class HeldDeletes:
+    """A storage where a round's deletions wait until they are let go."""
+
+    def __init__(self, inner: Storage) -> None:
+        self._inner = inner
+        self.may_delete = threading.Event()
+        self.is_reached = threading.Event()
+        self.has_given_up = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    def delete(self, name: str) -> None:
+        if threading.current_thread().name == "holdfast-extract":
+            self.is_reached.set()
+            self.has_given_up |= not self.may_delete.wait(10)
+        self._inner.delete(name)
+
+
+def test_save_returns_while_a_round_commits(tmp_path: Path) -> None:
+    storage = HeldDeletes(open_storage(str(tmp_path)))
+    with Life(storage, extract=PURE, base="consecutive") as life:  # type: ignore[arg-type]
+        life.save()
+        storage.may_delete.set()
+        life.save(range(0, 200, 2))
+        life.ck.wait()
+        storage.may_delete.clear()
+        storage.is_reached.clear()
+        life.save(range(100))
+        assert storage.is_reached.wait(30)  # the round has committed, and is deleting
+        life.change(LEFT, [1])
+        life.ck.step()
+        save = life.ck.save()
+        assert not storage.has_given_up, "the training loop stood still for a background commit"
+        storage.may_delete.set()
+        life.note(save.durable().step, [1], [])
+        life.ck.wait()
         life.assert_exact()
 
 

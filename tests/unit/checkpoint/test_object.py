@@ -37,16 +37,17 @@ def test_index_lists_what_was_appended(storage: Storage) -> None:
     size, extents = write(storage, b"first part", b"x", b"the last")
     assert storage.size(NAME) == size
     index = read_index(storage, NAME, size)
-    assert list(index.values()) == extents
-    for extent in index.values():
+    assert index.extents() == extents
+    assert all(index.has(extent) for extent in extents)
+    for extent in index.extents():
         data = storage.get(NAME, offset=extent.offset, length=extent.bytes)
         assert checksum(data) == extent.checksum
-    assert [extent.offset for extent in index.values()] == [16, 26, 27]
+    assert [extent.offset for extent in index.extents()] == [16, 26, 27]
 
 
 def test_object_without_segments_has_an_empty_index(storage: Storage) -> None:
     size, _ = write(storage)
-    assert read_index(storage, NAME, size) == {}
+    assert read_index(storage, NAME, size).extents() == []
 
 
 def test_object_does_not_exist_before_close(storage: Storage) -> None:
@@ -68,7 +69,7 @@ def test_frame_is_checked_byte_by_byte(storage: Storage, tmp_path: Path) -> None
         with pytest.raises(CorruptDataError, match="rows-aa"):
             read_index(storage, NAME, size)
     (tmp_path / NAME).write_bytes(good)
-    assert list(read_index(storage, NAME, size).values()) == extents
+    assert read_index(storage, NAME, size).extents() == extents
     for wrong in (0, 39, size - 1, size + 1):
         with pytest.raises(CorruptDataError, match="rows-aa"):
             read_index(storage, NAME, wrong)
