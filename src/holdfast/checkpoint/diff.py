@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from holdfast.checkpoint import fetch, restore
+from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.run import Run
 from holdfast.errors import InvalidRequestError, NotFoundError
 from holdfast.kernels import bitmap
@@ -180,12 +181,17 @@ def _born_between(
 
     A row that is not among them has at ``b`` a version that ``a`` already read.
     """
-    segments = [s for s in run.catalog.alive(b, schema.name) if s.born > a]
-    fetch.check_objects(run.storage, run.catalog, (s.extent for s in segments))
-    parts = fetch.PartReader(run.storage)
-    is_born = bitmap.new(schema.rows)
-    for entry in segments:
-        bitmap.mark(is_born, parts.ids(entry), schema.rows)
+
+    def read(catalog: Catalog) -> np.ndarray:
+        segments = [s for s in catalog.alive(b, schema.name) if s.born > a]
+        fetch.check_objects(run.storage, catalog, (s.extent for s in segments))
+        parts = fetch.PartReader(run.storage)
+        found = bitmap.new(schema.rows)
+        for entry in segments:
+            bitmap.mark(found, parts.ids(entry), schema.rows)
+        return found
+
+    is_born = run.settled(read)
     for lo, hi in itertools.pairwise(bitmap.split(is_born, piece).tolist()):
         yield bitmap.ids(is_born, lo, hi)
 

@@ -33,7 +33,7 @@ import numpy as np
 
 from holdfast.checkpoint import fetch
 from holdfast.checkpoint import kills as killing
-from holdfast.checkpoint.catalog import BASE, Catalog, GridEntry, SegmentEntry
+from holdfast.checkpoint.catalog import Catalog, GridEntry, SegmentEntry
 from holdfast.checkpoint.checksum import checksum
 from holdfast.checkpoint.grid import (
     Extract,
@@ -152,11 +152,13 @@ class Round:
         self._kills = dict(fetch.read_kills(writer.storage, self._grid))
         # Everything of this grid that was not dead before the new increments came, by table.
         self._segments_of: dict[str, list[SegmentEntry]] = defaultdict(list)
+        self._born_with: dict[tuple[str, int], list[SegmentEntry]] = defaultdict(list)
         end = self._grid.end
         for s in catalog.segments:
             is_inside = s.born > self._grid.base and (end is None or s.born < end)
             if is_inside and (s.died is None or s.died > self._births[0]):
                 self._segments_of[s.table].append(s)
+                self._born_with[s.table, s.born].append(s)
         self._swaps: list[_Swap] = []
         self._moves: dict[Extent, Extent] = {}
         self._objects: list[tuple[str, int]] = []
@@ -284,12 +286,8 @@ class Round:
         Only going back in time makes such: it brings extracted rows to life again.
         """
         return any(
-            s is not entry
-            and s.born == entry.born
-            and s.first <= entry.last
-            and entry.first <= s.last
-            and (s.died is None or s.died > self._births[0])
-            for s in self._segments_of[entry.table]
+            s is not entry and s.first <= entry.last and entry.first <= s.last
+            for s in self._born_with[entry.table, entry.born]
         )
 
     # Moving rows.
@@ -371,8 +369,7 @@ class Round:
         ]
         sizes = dict(self._catalog.objects)
         # What this round wrote, and what belongs to a base, stays where it is.
-        bases = {entry.step for entry in self._catalog.checkpoints if entry.kind == BASE}
-        bases |= {grid.base for grid in self._catalog.grids}
+        bases = {entry.base for entry in self._catalog.checkpoints}
         here = [s for s in planned if s.extent.object in sizes]
         pinned = {s.extent.object for s in here if s.born in bases}
         for entry in sorted(plan_moves(sizes, here, pinned=pinned), key=lambda s: s.born):

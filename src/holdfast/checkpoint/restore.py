@@ -145,7 +145,8 @@ def restore_rows(
     grid = catalog.grid_of(entry)
     kills: Kills = {}
     with ThreadPoolExecutor(threads or default_threads(), "holdfast-restore") as pool:
-        fetch.check_objects(storage, catalog, [s.extent for s in layers[0].segments])
+        first = layers[0].segments if layers else ()  # a model may have no tables
+        fetch.check_objects(storage, catalog, [s.extent for s in first])
         for number, layer in enumerate(layers):
             started = time.perf_counter()
             scatter = Scatter(targets, schemas, kills, step, on_ids=on_ids)

@@ -6,19 +6,22 @@ Invariant: a ``Run`` shows one catalog; ``reload`` moves it to the newest.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from holdfast.checkpoint import catalog as catalogs
 from holdfast.checkpoint import fetch, restore
 from holdfast.checkpoint.catalog import Catalog, SegmentEntry
+from holdfast.checkpoint.scatter import Targets
 from holdfast.errors import InvalidRequestError, NotFoundError
 from holdfast.storage import open_storage
 from holdfast.storage.base import Storage
 from holdfast.tables import TableSchema
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +58,12 @@ class Rows:
 class Run:
     """The checkpoints at one url, read-only."""
 
-    def __init__(self, storage: Storage, catalog: Catalog) -> None:
+    def __init__(self, storage: Storage, catalog: Catalog, *, is_pinned: bool = False) -> None:
+        """``is_pinned``: the run stays at this catalog, also when a writer has deleted from it."""
         self.storage = storage
         self.catalog = catalog
+        self._is_pinned = is_pinned
+        self._restore_bytes: tuple[Catalog, dict[int, int]] | None = None
 
     @property
     def url(self) -> str:
@@ -88,7 +94,8 @@ class Run:
             NotFoundError: lists the steps that exist.
         """
         entry = self.catalog.checkpoint(step)
-        alive = self.catalog.alive(step)
+        if self._restore_bytes is None or self._restore_bytes[0] is not self.catalog:
+            self._restore_bytes = (self.catalog, self.catalog.restore_bytes())
         return CheckpointInfo(
             step=entry.step,
             kind=entry.kind,
@@ -98,7 +105,7 @@ class Run:
             state_codec=entry.state_codec,
             rows=entry.rows,
             bytes=entry.bytes,
-            restore_bytes=sum(s.extent.bytes for s in alive) + entry.dense.bytes,
+            restore_bytes=self._restore_bytes[1][step] + entry.dense.bytes,
             full_bytes=entry.full_bytes,
             stall_s=entry.stall_s,
             reason=entry.reason,
@@ -122,7 +129,9 @@ class Run:
         restore.check_complete(self.catalog, step)  # before a lying row count costs memory
         wanted = as_ids(rows, schema)
         ids_N, back = np.unique(wanted, return_inverse=True)
-        columns = restore.read_rows(self.storage, self.catalog, step, schema, ids_N)
+        columns = self.settled(
+            lambda catalog: restore.read_rows(self.storage, catalog, step, schema, ids_N)
+        )
         if not np.array_equal(ids_N, wanted):
             columns = [column[back] for column in columns]
         state = {c.name: v for c, v in zip(schema.columns[1:], columns[1:], strict=True)}
@@ -130,9 +139,39 @@ class Run:
 
     def dense(self, step: int) -> Any:
         """Everything but rows as of a step: a dict with model, optimizers, rng and extras."""
-        extent = self.catalog.checkpoint(step).dense
-        fetch.check_objects(self.storage, self.catalog, [extent])
-        return fetch.read_dense(self.storage, extent)
+
+        def read(catalog: Catalog) -> Any:
+            extent = catalog.checkpoint(step).dense
+            fetch.check_objects(self.storage, catalog, [extent])
+            return fetch.read_dense(self.storage, extent)
+
+        return self.settled(read)
+
+    def restore_into(self, step: int, targets: Targets) -> restore.RestoreStats:
+        """Fill arrays with whole tables as of a step; the first columns of a table are enough."""
+        return self.settled(
+            lambda catalog: restore.restore_rows(self.storage, catalog, step, targets)
+        )
+
+    def settled(self, read: Callable[[Catalog], T]) -> T:
+        """What ``read`` makes of the run's catalog.
+
+        A writer may swap objects away while they are read; the rows of a step stay the same, so the
+        read is repeated on the newest catalog.
+
+        Raises:
+            NotFoundError: an object is gone although the catalog still names it.
+        """
+        while True:
+            try:
+                return read(self.catalog)
+            except NotFoundError:
+                number = self.catalog.number
+                if self._is_pinned:
+                    raise
+                self.reload()
+                if self.catalog.number == number:
+                    raise
 
     def updates(self, since: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
         """What to apply, in order, to a copy of the tables as of ``since`` to reach the last step.
@@ -167,7 +206,7 @@ class Run:
 
     def dead_rows(self, step: int) -> dict[SegmentEntry, int]:
         """For every segment a restore of ``step`` reads: rows in it that a newer one replaces."""
-        return restore.count_dead_rows(self.storage, self.catalog, step)
+        return self.settled(lambda now: restore.count_dead_rows(self.storage, now, step))
 
     def _schema(self, step: int, table: str) -> TableSchema:
         schemas = self.tables(step)
@@ -218,4 +257,4 @@ def open(url: str | os.PathLike[str], *, catalog: int | None = None, **options: 
         raise NotFoundError(
             "no run here", url=storage.url, todo="check the url, or train with a Checkpointer first"
         )
-    return Run(storage, found)
+    return Run(storage, found, is_pinned=catalog is not None)

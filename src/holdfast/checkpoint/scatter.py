@@ -26,6 +26,7 @@ from holdfast.checkpoint.fetch import Read
 from holdfast.checkpoint.kills import Kills
 from holdfast.checkpoint.segment import (
     DEATHS_HEAD_BYTES,
+    HEADER_BYTES_MIN,
     HeaderArrays,
     death_layout,
     parse_headers,
@@ -99,7 +100,7 @@ class Scatter:
         data = read.data
         for entry, at in read.places:
             fetch.check_sum(data[at : at + entry.extent.bytes], entry.extent)
-        if self._on_ids is not None:
+        if self._on_ids is not None or len(data) < HEADER_BYTES_MIN:
             places = read.places
             return sum(self._put_one(entry, data, at, is_masked=is_masked) for entry, at in places)
         buffer_B = np.frombuffer(data, np.uint8)

@@ -49,6 +49,7 @@ _COLUMN = struct.Struct("<8sIIQ")  # wire width 0 bytes
 _CHUNK = struct.Struct("<QQQQ")  # filter_bytes filter_sum deaths_bytes deaths_sum
 _DEATHS = struct.Struct("<II")  # steps 0
 _SUM = struct.Struct("<Q")
+HEADER_BYTES_MIN = _HEAD.size
 _BLOCK_BYTES = 32  # of a filter
 _ZEROS = bytes(ALIGN)
 
@@ -336,8 +337,7 @@ def parse_headers(
     The same checks as ``parse_header``, but for the header's own checksum, which the segment's
     covers. A segment with more columns than ``columns_max`` is called unsound.
     """
-    if len(buffer_B) < _HEAD_TYPE.itemsize:
-        at_S, bytes_S = at_S[:0], bytes_S[:0]
+    assert len(buffer_B) >= HEADER_BYTES_MIN
     head_S = _gathered(buffer_B, at_S, _HEAD_TYPE)
     count_S = head_S["columns"].astype(np.int64)
     rows_S = head_S["rows"].astype(np.int64)

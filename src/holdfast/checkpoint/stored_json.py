@@ -6,6 +6,7 @@ Everything here raises ``ValueError`` on what our own writers would never have w
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
@@ -40,7 +41,13 @@ def number(value: object) -> float:
     """A finite number."""
     if type(value) not in (int, float):
         raise ValueError(f"not a number: {value!r:.40}")
-    return float(value)  # type: ignore[arg-type]
+    try:
+        found = float(value)  # type: ignore[arg-type]
+    except OverflowError as error:
+        raise ValueError("not a finite number") from error
+    if not math.isfinite(found):
+        raise ValueError("not a finite number")
+    return found
 
 
 def checksum(value: object) -> int:

@@ -148,9 +148,9 @@ class RunWriter:
         Raises:
             ConflictError: another writer committed meanwhile.
         """
+        if not self._is_unsure:  # without the lock: a round may hold it while it deletes
+            return
         with self._lock:
-            if not self._is_unsure:
-                return
             found = catalogs.load_last(self.storage)
             if found is not None and found.number != self.catalog.number:
                 if found.writer != self.token:

@@ -27,7 +27,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from holdfast.checkpoint import restore
 from holdfast.checkpoint.run import Run
 from holdfast.cli.counting import counted
 from holdfast.errors import InvalidRequestError, NotFoundError
@@ -279,7 +278,7 @@ def _fill(
     targets: Sequence[np.ndarray],
 ) -> None:
     if list(bounds) == [(0, schema.rows)]:
-        restore.restore_rows(run.storage, run.catalog, step, {schema.name: targets})
+        run.restore_into(step, {schema.name: targets})
         return
     row_bytes = 4 * sum(column.width for column in schema.columns)
     done = 0

@@ -76,7 +76,7 @@ def inspect(
     if is_grid:
         from holdfast.cli import grid as grids
 
-        view = grids.look(opened, base=base, step=step, table=table)
+        view = opened.settled(lambda _: grids.look(opened, base=base, step=step, table=table))
         pictures = {"png": png, "svg": svg}
         _show_grid(view, by.value, pictures, is_all=is_all, as_json=as_json)
         return
