@@ -21,7 +21,7 @@ from holdfast.checkpoint import tree
 from holdfast.checkpoint.catalog import Catalog, GridEntry, SegmentEntry
 from holdfast.checkpoint.checksum import as_hex, checksum
 from holdfast.checkpoint.kills import Vector
-from holdfast.checkpoint.object import Extent, read_index
+from holdfast.checkpoint.object import Extent, read_footer, read_index
 from holdfast.checkpoint.segment import (
     HEADER_BYTES_MAX,
     Segment,
@@ -76,6 +76,20 @@ def check_objects(storage: Storage, catalog: Catalog, extents: Iterable[Extent])
                     where=extent.describe(),
                     todo="run 'holdfast verify', and restore an older step",
                 )
+
+
+def check_frames(storage: Storage, catalog: Catalog, extents: Iterable[Extent]) -> None:
+    """Check head, footer and tail of every object the extents lie in.
+
+    The extents themselves are checked by their checksums when they are read.
+
+    Raises:
+        CorruptDataError: names the object.
+        NotFoundError: an object is gone.
+    """
+    sizes = dict(catalog.objects)
+    for name in dict.fromkeys(extent.object for extent in extents):
+        read_footer(storage, name, sizes[name])
 
 
 def read_checked(storage: Storage, extent: Extent) -> bytes:

@@ -156,20 +156,26 @@ class Index:
             raise CorruptDataError("footer is not an index", object=self.object) from error
 
 
-def read_index(storage: Storage, name: str, total_bytes: int) -> Index:
-    """An object's own index, after checking head, footer and tail.
+def _damaged(name: str, why: str, **facts: object) -> CorruptDataError:
+    return CorruptDataError(
+        f"object is damaged: {why}",
+        object=name,
+        **facts,
+        todo="run 'holdfast verify', and restore an older step",
+    )
+
+
+def read_footer(storage: Storage, name: str, total_bytes: int) -> bytes:
+    """An object's footer, after checking head, tail and the footer's checksum.
+
+    With the segments' own checksums that covers every byte; what the footer says is not looked at.
 
     Raises:
         CorruptDataError: names the object and what is wrong.
     """
 
     def damaged(why: str, **facts: object) -> CorruptDataError:
-        return CorruptDataError(
-            f"object is damaged: {why}",
-            object=name,
-            **facts,
-            todo="run 'holdfast verify', and restore an older step",
-        )
+        return _damaged(name, why, **facts)
 
     if total_bytes < len(HEAD) + _TAIL.size:
         raise damaged("too short", bytes=total_bytes)
@@ -191,6 +197,21 @@ def read_index(storage: Storage, name: str, total_bytes: int) -> Index:
         footer = storage.get(name, offset=footer_at, length=footer_bytes)
     if checksum(footer) != footer_sum:
         raise damaged("checksum mismatch in footer")
+    return footer
+
+
+def read_index(storage: Storage, name: str, total_bytes: int) -> Index:
+    """An object's own index, after checking head, footer and tail.
+
+    Raises:
+        CorruptDataError: names the object and what is wrong.
+    """
+
+    def damaged(why: str, **facts: object) -> CorruptDataError:
+        return _damaged(name, why, **facts)
+
+    footer = read_footer(storage, name, total_bytes)
+    footer_at = total_bytes - _TAIL.size - len(footer)
     try:
         parsed = stored_json.parse(footer)
         if stored_json.count(parsed["format"]) != FORMAT:

@@ -63,8 +63,10 @@ def default_threads() -> int:
     return max(1, min(8, os.cpu_count() or 1))
 
 
-def check_complete(catalog: Catalog, step: int) -> None:
+def check_complete(catalog: Catalog, step: int) -> list[SegmentEntry]:
     """Make sure that the tables are as the segments say and a base stands behind every row.
+
+    Returns what is alive at the step, oldest born first.
 
     Raises:
         CorruptDataError: a segment belongs to no table.
@@ -73,7 +75,8 @@ def check_complete(catalog: Catalog, step: int) -> None:
     entry = catalog.checkpoint(step)
     rows = {schema.name: schema.rows for schema in catalog.schema_of(entry)}
     found: dict[str, int] = {}
-    for segment in catalog.alive(step):
+    alive = catalog.alive(step)
+    for segment in alive:
         if segment.last >= rows.get(segment.table, 0):
             raise CorruptDataError(
                 "segment does not fit its table",
@@ -94,6 +97,7 @@ def check_complete(catalog: Catalog, step: int) -> None:
                 found=found.get(schema.name, 0),
                 todo="restore another step",
             )
+    return alive
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +109,15 @@ class Layer:
     is_masked: bool = False
 
 
-def plan_layers(catalog: Catalog, step: int, tables: Sequence[str]) -> list[Layer]:
-    """What a restore of some tables reads, in the order in which it is written."""
+def plan_layers(
+    catalog: Catalog, step: int, tables: Sequence[str], alive: Sequence[SegmentEntry]
+) -> list[Layer]:
+    """What a restore of some tables reads of what is alive, in the order in which it is written."""
     entry = catalog.checkpoint(step)
     grid = catalog.grid_of(entry)
     through = entry.base if grid is None else grid.through
     wanted = set(tables)
-    segments = [s for s in catalog.alive(step) if s.table in wanted]
+    segments = [s for s in alive if s.table in wanted]
     base = [s for s in segments if s.born <= entry.base]
     worked_off = [s for s in segments if entry.base < s.born <= through]
     waiting = [s for s in segments if s.born > max(through, entry.base)]
@@ -135,10 +141,10 @@ def restore_rows(
     Raises:
         CorruptDataError: the targets are then partly overwritten.
     """
-    check_complete(catalog, step)
+    alive = check_complete(catalog, step)
     entry = catalog.checkpoint(step)
     schemas = {t.name: t for t in catalog.schema_of(entry)}
-    layers = plan_layers(catalog, step, list(targets))
+    layers = plan_layers(catalog, step, list(targets), alive)
     reader = SegmentReader(storage)
     seconds = {True: 0.0, False: 0.0}
     masked = 0
@@ -146,7 +152,7 @@ def restore_rows(
     kills: Kills = {}
     with ThreadPoolExecutor(threads or default_threads(), "holdfast-restore") as pool:
         first = layers[0].segments if layers else ()  # a model may have no tables
-        fetch.check_objects(storage, catalog, [s.extent for s in first])
+        fetch.check_frames(storage, catalog, [s.extent for s in first])
         for number, layer in enumerate(layers):
             started = time.perf_counter()
             scatter = Scatter(targets, schemas, kills, step, on_ids=on_ids)
@@ -161,7 +167,7 @@ def restore_rows(
                     if any(later.is_masked for later in layers) and grid is not None:
                         extents += [] if grid.kills is None else [grid.kills]
                         kills = fetch.read_kills(storage, grid)
-                    fetch.check_objects(storage, catalog, extents)
+                    fetch.check_frames(storage, catalog, extents)
                 masked += sum(task.result() for task in tasks)
             except BaseException:
                 pool.shutdown(cancel_futures=True)
@@ -210,7 +216,7 @@ def read_rows(
         if not len(sought_M) or not _may_hold(parts, entry, sought_M):
             continue
         if entry.extent.object not in checked:
-            fetch.check_objects(storage, catalog, [entry.extent])
+            fetch.check_frames(storage, catalog, [entry.extent])
             checked.add(entry.extent.object)
         segment = reader.read(entry, schema)
         if not columns:  # only now is the schema's width confirmed

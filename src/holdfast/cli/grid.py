@@ -109,7 +109,11 @@ def _choose_tables(catalog: Catalog, grid: GridEntry, table: str | None) -> tupl
 
 def _read_by(catalog: Catalog, step: int, names: Sequence[str]) -> list[SegmentEntry]:
     restore.check_complete(catalog, step)
-    return [s for layer in restore.plan_layers(catalog, step, names) for s in layer.segments]
+    return [
+        s
+        for layer in restore.plan_layers(catalog, step, names, catalog.alive(step))
+        for s in layer.segments
+    ]
 
 
 @dataclass(frozen=True, slots=True)
