@@ -34,7 +34,7 @@ from holdfast.checkpoint.catalog import (
 )
 from holdfast.checkpoint.checksum import checksum
 from holdfast.checkpoint.codec import Codec, parse_codec
-from holdfast.checkpoint.extract import FilterCache, Round, RoundStats
+from holdfast.checkpoint.extract import PartCache, Round, RoundStats
 from holdfast.checkpoint.grid import Extract
 from holdfast.checkpoint.object import DENSE, ROWS
 from holdfast.checkpoint.segment import encode_segment
@@ -171,7 +171,7 @@ class _GridStore:
     def extract(self, rules: Extract) -> None:
         """One round."""
         found = Round(
-            self.writer, self.writer.catalog, rules, filters=FilterCache(), pause=lambda: None
+            self.writer, self.writer.catalog, rules, cache=PartCache(), pause=lambda: None
         ).run()
         assert found is not None
         self.rounds.append(found)

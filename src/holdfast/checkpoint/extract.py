@@ -11,8 +11,8 @@ Invariants:
 - Until its commit a round touches nothing that exists; a crash leaves objects that the next writer
   deletes.
 - Chunks move as codes (Segment.take): nothing is decoded and encoded again.
-- Memory: one chunk, the ids the new increments touched, the deletion vectors, and filters up to
-  ``FILTER_BYTES_MAX``.
+- Memory: one chunk, the ids the new increments touched, the deletion vectors, and filters and ids
+  of chunks up to ``CACHE_BYTES_MAX``.
 - What a save commits meanwhile stays: the swap is made to the catalog as it is then, or not at all.
 
 Not here: when rounds run (extractor.py), the rules (grid.py).
@@ -50,7 +50,8 @@ from holdfast.kernels import bloom
 from holdfast.tables import TableSchema
 
 LIVE, EXTRACTED = "live", "extracted"  # bundles: row 0 of the grid, and the row a round adds
-FILTER_BYTES_MAX = 64 << 20
+CACHE_BYTES_MAX = 64 << 20
+_ENTRY_BYTES = 512  # of bookkeeping
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,26 +88,55 @@ def next_grid(catalog: Catalog) -> tuple[GridEntry, list[int]] | None:
     return None
 
 
-class FilterCache:
-    """Filters that were read, as many as memory allows; the oldest go first."""
+class PartCache:
+    """Filters and ids of chunks that were read, as many as memory allows; the oldest go first.
 
-    def __init__(self, bytes_max: int = FILTER_BYTES_MAX) -> None:
+    A chunk is looked at in every round while it lives; its parts are read once.
+    """
+
+    def __init__(self, bytes_max: int = CACHE_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._words: OrderedDict[Extent, np.ndarray | None] = OrderedDict()
+        self._parts: OrderedDict[tuple[str, Extent], tuple[np.ndarray | None, ...]] = OrderedDict()
 
-    def get(self, reader: fetch.PartReader, entry: SegmentEntry) -> np.ndarray | None:
+    def filter(self, reader: fetch.PartReader, entry: SegmentEntry) -> np.ndarray | None:
         """The words of a chunk's filter; None where it has none."""
-        if entry.extent in self._words:
-            self._words.move_to_end(entry.extent)
-            return self._words[entry.extent]
-        words_W = reader.filter(entry)
-        self._words[entry.extent] = words_W
-        self._bytes += 0 if words_W is None else words_W.nbytes
-        while self._bytes > self._bytes_max and len(self._words) > 1:
-            _, old = self._words.popitem(last=False)
-            self._bytes -= 0 if old is None else old.nbytes
-        return words_W
+        return self._get("filter", entry, lambda: (reader.filter(entry),))[0]
+
+    def ids(self, reader: fetch.PartReader, entry: SegmentEntry) -> np.ndarray:
+        """The row ids of a chunk."""
+        return self.ids_and_deaths(reader, entry)[0]
+
+    def ids_and_deaths(
+        self, reader: fetch.PartReader, entry: SegmentEntry
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """The row ids of a chunk, and what it says of their deaths."""
+        if entry.deaths_through is not None:
+            return reader.ids_and_deaths(entry)  # what counts of them may change without the bytes
+        ids_N, deaths_N = self._get("ids", entry, lambda: reader.ids_and_deaths(entry))
+        assert ids_N is not None
+        return ids_N, deaths_N
+
+    def _get(
+        self,
+        part: str,
+        entry: SegmentEntry,
+        read: Callable[[], tuple[np.ndarray | None, ...]],
+    ) -> tuple[np.ndarray | None, ...]:
+        key = (part, entry.extent)
+        found = self._parts.get(key)
+        if found is not None:
+            self._parts.move_to_end(key)
+            return found
+        found = self._parts[key] = read()
+        self._bytes += _size(found)
+        while self._bytes > self._bytes_max and len(self._parts) > 1:
+            self._bytes -= _size(self._parts.popitem(last=False)[1])
+        return found
+
+
+def _size(arrays: tuple[np.ndarray | None, ...]) -> int:
+    return _ENTRY_BYTES + sum(array.nbytes for array in arrays if array is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +165,7 @@ class Round:
         catalog: Catalog,
         rules: Extract,
         *,
-        filters: FilterCache,
+        cache: PartCache,
         pause: Callable[[], None],
     ) -> None:
         """``pause`` is called between chunks: it may wait, or raise to give the round up."""
@@ -145,7 +175,7 @@ class Round:
         self._writer = writer
         self._catalog = catalog
         self._rules = rules
-        self._filters = filters
+        self._cache = cache
         self._pause = pause
         self._parts = fetch.PartReader(writer.storage)
         self._segments = fetch.SegmentReader(writer.storage)
@@ -230,7 +260,7 @@ class Round:
         if threshold is None:
             threshold = choose_threshold(sum(sizes) / len(sizes))
         ids = [
-            (born, np.sort(np.concatenate([self._parts.ids(s) for s in parts])))
+            (born, np.sort(np.concatenate([self._cache.ids(self._parts, s) for s in parts])))
             for born, parts in fresh.items()
             if parts
         ]
@@ -256,7 +286,7 @@ class Round:
         before = _in_range(entry, known.ids_N)
         rows = max(len(ids_K) for _, ids_K in updates)
         allowed = rows_allowed(table.threshold, entry.rows, rows)
-        words_W = self._filters.get(self._parts, entry) if rules.by_filter else None
+        words_W = self._cache.filter(self._parts, entry) if rules.by_filter else None
         if words_W is not None:
             hits = [(born, ids_K[bloom.has(words_W, ids_K)]) for born, ids_K in hits]
             kills = killing.join([known, *(_vector(ids_K, born) for born, ids_K in hits)])
@@ -267,7 +297,7 @@ class Round:
                 return
         else:
             kills = killing.join([known, *(_vector(ids_K, born) for born, ids_K in hits)])
-        ids_N, inner_N = self._parts.ids_and_deaths(entry)
+        ids_N, inner_N = self._cache.ids_and_deaths(self._parts, entry)
         deaths_N = _earlier(killing.look_up(kills, ids_N), inner_N)
         dead = int((deaths_N >= 0).sum())
         others = _without(known, entry, ids_N, has_siblings=self._has_siblings(entry))

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterator
 
 from holdfast import events
-from holdfast.checkpoint.extract import FilterCache, Round, next_grid
+from holdfast.checkpoint.extract import PartCache, Round, next_grid
 from holdfast.checkpoint.grid import Extract
 from holdfast.checkpoint.writer import RunWriter
 
@@ -33,7 +33,7 @@ class Extractor:
     def __init__(self, writer: RunWriter, rules: Extract | None) -> None:
         self._writer = writer
         self._rules = rules
-        self._filters = FilterCache()
+        self._cache = PartCache()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._is_waking = False
@@ -108,7 +108,7 @@ class Extractor:
         assert self._rules is not None
         while next_grid(catalog := self._writer.catalog) is not None:
             stats = Round(
-                self._writer, catalog, self._rules, filters=self._filters, pause=self._pause
+                self._writer, catalog, self._rules, cache=self._cache, pause=self._pause
             ).run()
             if stats is not None:
                 self._writer.log.emit(events.Extracted(**dataclasses.asdict(stats)))
