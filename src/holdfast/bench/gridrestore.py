@@ -175,7 +175,7 @@ class Bare:
         self._root = Path(run.url)
         self._local = threading.local()
         self._requests: list[_Request] = []
-        for group in itertools.chain.from_iterable(fetch.batches(segments)):
+        for group in itertools.chain.from_iterable(fetch.groups(segments)):
             start = group[0].extent.offset
             copies = []
             for one in group:

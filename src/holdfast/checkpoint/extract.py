@@ -45,7 +45,7 @@ from holdfast.checkpoint.grid import (
 from holdfast.checkpoint.kills import NO_KILLS, Vector
 from holdfast.checkpoint.object import KILLS, ROWS, Extent, ObjectBuilder
 from holdfast.checkpoint.segment import EncodedSegment
-from holdfast.checkpoint.writer import RunWriter
+from holdfast.checkpoint.writer import RunWriter, store_segment
 from holdfast.kernels import bloom
 from holdfast.tables import TableSchema
 
@@ -361,17 +361,9 @@ class Round:
         self, bundle: str, old: SegmentEntry, encoded: EncodedSegment, *, died: int | None
     ) -> SegmentEntry:
         with self._bundle(bundle) as builder:
-            extent = builder.append(ROWS, old.table, encoded.buffers, encoded.checksum)
-        self._count(written_bytes=extent.bytes)
-        return SegmentEntry(
-            table=old.table,
-            born=old.born,
-            died=died,
-            rows=encoded.rows,
-            first=encoded.first,
-            last=encoded.last,
-            extent=extent,
-        )
+            entry = store_segment(builder, encoded, table=old.table, born=old.born, died=died)
+        self._count(written_bytes=entry.extent.bytes)
+        return entry
 
     @contextlib.contextmanager
     def _bundle(self, kind: str) -> Iterator[ObjectBuilder]:

@@ -35,7 +35,7 @@ from holdfast.errors import CorruptDataError
 from holdfast.storage.base import Storage
 from holdfast.tables import TableSchema
 
-BATCH_BYTES_MAX = 4 << 20
+GROUP_BYTES_MAX = 4 << 20
 GAP_BYTES_MAX = 64 << 10  # costs less to read than another request
 
 
@@ -150,21 +150,21 @@ class SegmentReader:
         """A segment, checked; valid until this thread reads again."""
         return checked_segment(self.read_bytes(entry), entry, schema)
 
-    def read_batch(self, batch: Batch) -> Read:
-        """The bytes of a batch, unchecked; valid until this thread reads again."""
-        sizes = [_span(run) for run in batch]
+    def read_group(self, group: Group) -> Read:
+        """The bytes of a group, unchecked; valid until this thread reads again."""
+        sizes = [_span(stretch) for stretch in group]
         view = self._buffer(sum(sizes))
         at = 0
         places: list[tuple[SegmentEntry, int]] = []
-        for run, size in zip(batch, sizes, strict=True):
-            first = run[0].extent
+        for stretch, size in zip(group, sizes, strict=True):
+            first = stretch[0].extent
             self._storage.get_into(first.object, view[at : at + size], offset=first.offset)
-            places += [(entry, at + entry.extent.offset - first.offset) for entry in run]
+            places += [(entry, at + entry.extent.offset - first.offset) for entry in stretch]
             at += size
         return Read(view, tuple(places))
 
 
-Batch = list[list[SegmentEntry]]  # runs: segments that lie close together in one object
+Group = list[list[SegmentEntry]]  # stretches: segments that lie close together in one object
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +175,8 @@ class Read:
     places: tuple[tuple[SegmentEntry, int], ...]
 
 
-def _span(run: Sequence[SegmentEntry]) -> int:
-    first, last = run[0].extent, run[-1].extent
+def _span(stretch: Sequence[SegmentEntry]) -> int:
+    first, last = stretch[0].extent, stretch[-1].extent
     return last.offset + last.bytes - first.offset
 
 
@@ -194,24 +194,24 @@ def checked_segment(data: memoryview, entry: SegmentEntry, schema: TableSchema) 
     return segment
 
 
-def batches(segments: Iterable[SegmentEntry]) -> list[Batch]:
+def groups(segments: Iterable[SegmentEntry]) -> list[Group]:
     """Segments in groups to be read and decoded together.
 
     Neighbours in an object are read with one request, small gaps included; small requests are put
     together, since decoding many segments at a time costs little more than decoding one.
     """
-    found: list[Batch] = []
-    size = BATCH_BYTES_MAX
-    for run in _runs(segments):
-        if size + _span(run) > BATCH_BYTES_MAX:
+    found: list[Group] = []
+    size = GROUP_BYTES_MAX
+    for stretch in _stretches(segments):
+        if size + _span(stretch) > GROUP_BYTES_MAX:
             found.append([])
             size = 0
-        found[-1].append(run)
-        size += _span(run)
+        found[-1].append(stretch)
+        size += _span(stretch)
     return found
 
 
-def _runs(segments: Iterable[SegmentEntry]) -> list[list[SegmentEntry]]:
+def _stretches(segments: Iterable[SegmentEntry]) -> list[list[SegmentEntry]]:
     found: list[list[SegmentEntry]] = []
     for entry in sorted(segments, key=lambda s: (s.extent.object, s.extent.offset)):
         extent = entry.extent
@@ -219,7 +219,7 @@ def _runs(segments: Iterable[SegmentEntry]) -> list[list[SegmentEntry]]:
             first, last = found[-1][0].extent, found[-1][-1].extent
             gap = extent.offset - (last.offset + last.bytes)
             is_near = extent.object == last.object and 0 <= gap <= GAP_BYTES_MAX
-            if is_near and extent.offset + extent.bytes - first.offset <= BATCH_BYTES_MAX:
+            if is_near and extent.offset + extent.bytes - first.offset <= GROUP_BYTES_MAX:
                 found[-1].append(entry)
                 continue
         found.append([entry])
@@ -238,13 +238,11 @@ class PartReader:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self.bytes = 0
 
     def _header(self, entry: SegmentEntry) -> tuple[SegmentHeader, memoryview]:
         extent = entry.extent
         size = min(extent.bytes, HEADER_BYTES_MAX)
         head = memoryview(self._storage.get(extent.object, offset=extent.offset, length=size))
-        self.bytes += size
         where = extent.describe()
         header = parse_header(head, total_bytes=extent.bytes, where=where)
         if (header.rows, header.first, header.last) != (entry.rows, entry.first, entry.last):
@@ -255,7 +253,6 @@ class PartReader:
         """Bytes of a segment, of which the first ones are read already."""
         if offset + length <= len(head):
             return head[offset : offset + length]
-        self.bytes += length
         extent = entry.extent
         return memoryview(
             self._storage.get(extent.object, offset=extent.offset + offset, length=length)

@@ -29,9 +29,9 @@ Bytes = npt.NDArray[np.uint8]
 class IdEncoding(IntEnum):
     """The number of each encoding, as stored."""
 
-    RANGE = 0
-    BITMAP = 1
-    DELTA = 2
+    RANGE = ids.RANGE
+    BITMAP = ids.BITMAP
+    DELTA = ids.DELTA
 
 
 def encode_ids(ids_N: Ids) -> tuple[IdEncoding, Bytes]:
@@ -96,35 +96,16 @@ def decode_ids(encoding: int, data: npt.ArrayLike, *, count: int, first: int, la
 
 
 def _decoded(encoding: int, data_B: Bytes, count: int, first: int, last: int) -> Ids | None:
-    span = last - first + 1
-    if data_B.ndim != 1 or first < 0 or last >= ids.ID_END or not 0 <= count <= span:
+    is_possible = first >= 0 and last < ids.ID_END and 0 <= count <= last - first + 1
+    if data_B.ndim != 1 or not is_possible:
         return None
-    if encoding == IdEncoding.RANGE:
-        if data_B.size != 0 or count != span or (count == 0 and first != 0):
-            return None
-        return np.arange(first, last + 1, dtype=np.int64)
     if count == 0:
+        is_empty = encoding == IdEncoding.RANGE and data_B.size == 0 and (first, last) == (0, -1)
+        return np.empty(0, np.int64) if is_empty else None
+    # Before ids are allocated: a lying count must not cost memory.
+    if encoding == IdEncoding.BITMAP and data_B.size * 8 < count:
         return None
-    if encoding == IdEncoding.BITMAP:
-        return _decoded_bitmap(data_B, count, first, span)
-    if encoding == IdEncoding.DELTA:
-        if not ids.delta_fits(data_B, count):
-            return None
-        ids_N = np.empty(count, np.int64)
-        return ids_N if ids.delta_decode(data_B, first, last, ids_N) else None
-    return None
-
-
-def _decoded_bitmap(data_B: Bytes, count: int, first: int, span: int) -> Ids | None:
-    if data_B.size != -(-span // 8):
+    if encoding == IdEncoding.DELTA and not ids.delta_fits(data_B, count):
         return None
-    padded_B = np.zeros(-(-span // 64) * 8, np.uint8)
-    padded_B[: data_B.size] = data_B
-    words_W = padded_B.view("<u8")
-    has_ends = data_B[0] & 1 and data_B[-1] >> ((span - 1) & 7) == 1
-    # The last byte shifted down to its highest allowed bit is 1 only if nothing is above it.
-    if not has_ends or bitmap.count(words_W) != count:
-        return None
-    ids_N: Ids = bitmap.ids(words_W, 0, span)
-    ids_N += first
-    return ids_N
+    ids_N = np.empty(count, np.int64)
+    return ids_N if ids.unpack(int(encoding), data_B, first, last, ids_N) else None

@@ -30,7 +30,7 @@ import numpy as np
 
 from holdfast.checkpoint import fetch
 from holdfast.checkpoint.catalog import Catalog, SegmentEntry
-from holdfast.checkpoint.fetch import Batch, PartReader, SegmentReader
+from holdfast.checkpoint.fetch import Group, PartReader, SegmentReader
 from holdfast.checkpoint.kills import Kills
 from holdfast.checkpoint.scatter import Scatter, Targets
 from holdfast.errors import CorruptDataError, DataLossError
@@ -157,8 +157,8 @@ def restore_rows(
             started = time.perf_counter()
             scatter = Scatter(targets, schemas, kills, step, on_ids=on_ids)
             tasks = [
-                pool.submit(_load, reader, scatter, batch, is_masked=layer.is_masked)
-                for batch in fetch.batches(layer.segments)
+                pool.submit(_load, reader, scatter, group, is_masked=layer.is_masked)
+                for group in fetch.groups(layer.segments)
             ]
             try:
                 if number == 0 and len(layers) > 1:
@@ -184,8 +184,8 @@ def restore_rows(
     )
 
 
-def _load(reader: SegmentReader, scatter: Scatter, batch: Batch, *, is_masked: bool) -> int:
-    return scatter.put(reader.read_batch(batch), is_masked=is_masked)
+def _load(reader: SegmentReader, scatter: Scatter, group: Group, *, is_masked: bool) -> int:
+    return scatter.put(reader.read_group(group), is_masked=is_masked)
 
 
 def read_rows(

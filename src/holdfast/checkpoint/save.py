@@ -45,7 +45,7 @@ from holdfast.checkpoint.selection import Selection
 from holdfast.checkpoint.snapshot import DenseState, PartQueue, Staging
 from holdfast.checkpoint.staging import StagingPool
 from holdfast.checkpoint.strategy import CodecPlan
-from holdfast.checkpoint.writer import RunWriter
+from holdfast.checkpoint.writer import RunWriter, store_segment
 from holdfast.errors import HoldfastError
 from holdfast.tables import TableSchema
 
@@ -363,17 +363,9 @@ class Save:
         self, builder: ObjectBuilder, schema: TableSchema, encoded: EncodedSegment
     ) -> SegmentEntry:
         started = time.perf_counter()
-        extent = builder.append(ROWS, schema.name, encoded.buffers, encoded.checksum)
+        entry = store_segment(builder, encoded, table=schema.name, born=self.step, died=None)
         self._store_s += time.perf_counter() - started
-        return SegmentEntry(
-            table=schema.name,
-            born=self.step,
-            died=None,
-            rows=encoded.rows,
-            first=encoded.first,
-            last=encoded.last,
-            extent=extent,
-        )
+        return entry
 
     def _check_cancelled(self) -> None:
         if self._cancelled.is_set():

@@ -17,7 +17,7 @@ from holdfast.kernels import rows as row_kernels
 _PATIENCE_S = 1.0
 
 
-def warm_kernels(codecs: CodecPlan) -> float:
+def warm_kernels(codecs: CodecPlan, *, has_grid: bool) -> float:
     """Run every kernel a save and a restore need once, on a few rows; the seconds it took."""
     started = time.perf_counter()
     notice = threading.Timer(
@@ -38,23 +38,24 @@ def warm_kernels(codecs: CodecPlan) -> float:
         used = {codecs.weights}
         used |= {codecs.for_column(1, is_non_negative=flag) for flag in (True, False)}
         for codec in used:
-            _round_trip(codec, ids_N)
-            _round_trip(codec, np.arange(3))
+            _round_trip(codec, ids_N, has_grid=has_grid)
+            _round_trip(codec, np.arange(3), has_grid=has_grid)
     finally:
         notice.cancel()
     return time.perf_counter() - started
 
 
-def _round_trip(codec: Codec, ids_N: np.ndarray) -> None:
+def _round_trip(codec: Codec, ids_N: np.ndarray, *, has_grid: bool) -> None:
     table_ND = np.ones((8, 4), np.float32)
     rows_ND = np.empty((3, 4), np.float32)
     row_kernels.gather(table_ND, ids_N, rows_ND)
     row_kernels.hash_rows(rows_ND, np.zeros(3, np.uint64))
-    encoded = encode_segment(ids_N, [rows_ND], [codec], has_filter=True)
+    encoded = encode_segment(ids_N, [rows_ND], [codec], has_filter=has_grid)
     data = b"".join(memoryview(part).cast("B") for part in encoded.buffers if len(part))
     segment = Segment(memoryview(data), where="memory")
     segment.decode_into(0, table_ND, segment.ids())
-    segment.take(np.array([0, 2]), deaths_K=None)
+    if has_grid:
+        segment.take(np.array([0, 2]), deaths_K=None)
     words_W = segment.filter()
     if words_W is not None:
         bloom.has(words_W, ids_N)

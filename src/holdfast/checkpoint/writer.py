@@ -21,10 +21,26 @@ from contextlib import contextmanager
 
 from holdfast import events
 from holdfast.checkpoint import catalog as catalogs
-from holdfast.checkpoint.catalog import Catalog
-from holdfast.checkpoint.object import ObjectBuilder, number_of, object_name
+from holdfast.checkpoint.catalog import Catalog, SegmentEntry
+from holdfast.checkpoint.object import ROWS, ObjectBuilder, number_of, object_name
+from holdfast.checkpoint.segment import EncodedSegment
 from holdfast.errors import ConflictError, UnavailableError
 from holdfast.storage.base import Storage
+
+
+def store_segment(
+    builder: ObjectBuilder, encoded: EncodedSegment, *, table: str, born: int, died: int | None
+) -> SegmentEntry:
+    """Add a segment to an object; what the catalog will say of it."""
+    return SegmentEntry(
+        table=table,
+        born=born,
+        died=died,
+        rows=encoded.rows,
+        first=encoded.first,
+        last=encoded.last,
+        extent=builder.append(ROWS, table, encoded.buffers, encoded.checksum),
+    )
 
 
 class RunWriter:

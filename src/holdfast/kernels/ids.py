@@ -1,6 +1,7 @@
-"""Ascending row ids as gaps, bit-packed: the kernels under the DELTA encoding of a segment's ids.
+"""Ascending row ids as bytes: a range, a bitmap, or gaps, bit-packed.
 
-N ascending ids are a first id and N - 1 gaps. The gaps, less one, are packed in blocks of 128: one
+A range needs no bytes, a bitmap has a bit for every row from the first to the last. As gaps, N
+ascending ids are a first id and N - 1 gaps. The gaps, less one, are packed in blocks of 128: one
 byte with the block's bit width, then the gaps at that width, lowest bit first, the block filled up
 with zero bits to a whole byte.
 
@@ -19,6 +20,9 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from holdfast.kernels.bitmap import popcount, trailing_zeros
+
+RANGE, BITMAP, DELTA = 0, 1, 2  # the encodings, as stored
 BLOCK = 128
 # A partly used byte and one more gap must fit into the 64 bits of the packing register.
 WIDTH_MAX = 56
@@ -142,3 +146,40 @@ def delta_decode(data_B: Bytes, first: int, last: int, ids_N: Ids) -> bool:
         if register != _ZERO:
             return False
     return row == last
+
+
+@njit(cache=True, nogil=True)
+def _unpack_bitmap(data_B: Bytes, first: int, last: int, ids_N: Ids) -> bool:
+    if data_B.size != (last - first + 8) // 8:
+        return False
+    at = 0
+    for b in range(data_B.size):
+        bits = np.uint64(data_B[b])
+        if at + np.int64(popcount(bits)) > ids_N.size:
+            return False
+        while bits != _ZERO:
+            row = first + b * 8 + np.int64(trailing_zeros(bits))
+            if row > last:
+                return False
+            ids_N[at] = row
+            at += 1
+            bits &= bits - _ONE
+    return bool(at == ids_N.size and ids_N[0] == first and ids_N[at - 1] == last)
+
+
+@njit(cache=True, nogil=True)
+def unpack(encoding: int, data_B: Bytes, first: int, last: int, ids_N: Ids) -> bool:
+    """Ids of any encoding into ``ids_N``; False when the bytes are not N ids from first to last."""
+    if ids_N.size == 0 or first < 0 or last >= ID_END or ids_N.size > last - first + 1:
+        return False
+    if encoding == RANGE:
+        if data_B.size != 0 or ids_N.size != last - first + 1:
+            return False
+        for i in range(ids_N.size):
+            ids_N[i] = first + i
+        return True
+    if encoding == BITMAP:
+        return bool(_unpack_bitmap(data_B, first, last, ids_N))
+    if encoding == DELTA:
+        return bool(delta_decode(data_B, first, last, ids_N))
+    return False

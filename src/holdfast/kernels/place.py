@@ -29,8 +29,7 @@ from numba import njit, types
 from numba.core import cgutils as _cgutils
 from numba.extending import intrinsic
 
-from holdfast.kernels.bitmap import popcount, trailing_zeros
-from holdfast.kernels.ids import delta_decode
+from holdfast.kernels.ids import unpack
 from holdfast.kernels.rows import prefetch
 
 # Numba's own code generation is untyped.
@@ -58,7 +57,6 @@ JOB_NUMBERS = 14
 # The numbers of a column: where its section begins, its width, the address of its table.
 SECTION_AT, WIDTH, ADDRESS = range(3)
 
-RANGE, BITMAP, DELTA = 0, 1, 2
 _AHEAD = 8
 
 
@@ -72,41 +70,6 @@ def _as_pointer(typingctx: Any, address: Any) -> Any:
 
 
 as_pointer: Any = intrinsic(_as_pointer)
-
-
-@njit(cache=True, nogil=True)
-def _unpack_bitmap(data_B: Any, first: int, last: int, ids_N: Any) -> Any:
-    span = last - first + 1
-    if data_B.size != (span + 7) // 8:
-        return False
-    at = 0
-    for b in range(data_B.size):
-        bits = np.uint64(data_B[b])
-        if at + np.int64(popcount(bits)) > ids_N.size:
-            return False
-        while bits != np.uint64(0):
-            row = first + b * 8 + np.int64(trailing_zeros(bits))
-            if row > last:
-                return False
-            ids_N[at] = row
-            at += 1
-            bits &= bits - np.uint64(1)
-    return at == ids_N.size and ids_N[0] == first and ids_N[at - 1] == last
-
-
-@njit(cache=True, nogil=True)
-def _unpack_ids(encoding: int, data_B: Any, first: int, last: int, ids_N: Any) -> Any:
-    if encoding == RANGE:
-        if data_B.size != 0 or ids_N.size != last - first + 1:
-            return False
-        for i in range(ids_N.size):
-            ids_N[i] = first + i
-        return True
-    if encoding == BITMAP:
-        return _unpack_bitmap(data_B, first, last, ids_N)
-    if encoding == DELTA:
-        return delta_decode(data_B, first, last, ids_N)
-    return False
 
 
 @njit(cache=True, nogil=True)
@@ -181,7 +144,7 @@ def _place(
         ids_N = ids_X[: job_J[ROWS]]
         ids_at = job_J[IDS_AT]
         data_B = buffer_B[ids_at : ids_at + job_J[IDS_BYTES]]
-        if not _unpack_ids(job_J[ID_ENCODING], data_B, job_J[FIRST], job_J[LAST], ids_N):
+        if not unpack(job_J[ID_ENCODING], data_B, job_J[FIRST], job_J[LAST], ids_N):
             return -1 - s
         # Vectors first: they need ids in order, and masking takes some away.
         if job_J[KILLS_HI] > job_J[KILLS_LO]:
