@@ -36,7 +36,6 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from holdfast.kernels.bitmap import popcount
 from holdfast.kernels.rows import prefetch
 
 Array = npt.NDArray[Any]
@@ -92,11 +91,6 @@ def has(words_W: Words, ids_N: Array) -> npt.NDArray[np.bool_]:
     has_N = np.empty(ids_N.size, np.bool_)
     _has(_checked(words_W), _read_only(ids_N, np.int64), has_N)
     return has_N
-
-
-def count_hits(words_W: Words, ids_N: Array) -> int:
-    """How many of the ids may be among those built in; allocates nothing that grows with them."""
-    return int(_count_hits(_checked(words_W), _read_only(ids_N, np.int64)))
 
 
 def _checked(words_W: Words) -> Words:
@@ -177,13 +171,3 @@ def _has(words_W: Array, ids_N: Array, has_N: Array) -> Any:
         hits = _probe(words_W, ids_N[start:stop], hash_G)
         for i in range(start, stop):
             has_N[i] = (hits >> np.uint64(i - start)) & np.uint64(1)
-
-
-@njit(cache=True, nogil=True)
-def _count_hits(words_W: Array, ids_N: Array) -> Any:
-    hash_G = np.empty(_GROUP, np.uint64)
-    count = np.int64(0)
-    for start in range(0, ids_N.size, _GROUP):
-        hits = _probe(words_W, ids_N[start : start + _GROUP], hash_G)
-        count += np.int64(popcount(hits))
-    return count
