@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from holdfast.bench.results import AT_MOST, Grid, Line, Plot, Ratio, Section
+from holdfast.bench.results import AT_MOST, Line, Plot, Ratio, Section, Sheet
 from holdfast.checkpoint.checkpointer import Checkpointer
 from holdfast.checkpoint.codec import Codec, encode, parse_codec
 from holdfast.checkpoint.strategy import Strategy, default_state_codec
@@ -158,7 +158,7 @@ def measure(*, quick: bool, folder: Path = Path()) -> Section:
             "is of the size of that threshold."
         ),
         ratios=tuple(_ratios(scores, quick=quick)),
-        grids=(
+        sheets=(
             _weight_grid(scores, weights),
             _state_grid(scores, states),
             *(() if quick else (_default_grid(scores),)),
@@ -282,7 +282,7 @@ def _ratios(scores: Sequence[Scores], *, quick: bool) -> Iterator[Ratio]:
         )
 
 
-def _weight_grid(scores: Sequence[Scores], found: Sequence[Setting]) -> Grid:
+def _weight_grid(scores: Sequence[Scores], found: Sequence[Setting]) -> Sheet:
     codecs = list(dict.fromkeys(setting.codec for setting in found))
     restores = sorted({setting.restores for setting in found})
     rows = tuple(
@@ -294,10 +294,10 @@ def _weight_grid(scores: Sequence[Scores], found: Sequence[Setting]) -> Grid:
         for codec in codecs
     )
     columns = ("weights", "bytes a row", *(f"{n} restores" for n in restores))
-    return Grid("Weights: AUC lost against no restore (figure 10)", columns, rows)
+    return Sheet("Weights: AUC lost against no restore (figure 10)", columns, rows)
 
 
-def _state_grid(scores: Sequence[Scores], found: Sequence[Setting]) -> Grid:
+def _state_grid(scores: Sequence[Scores], found: Sequence[Setting]) -> Sheet:
     codecs = list(dict.fromkeys(setting.state_codec or "" for setting in found))
     restores = sorted({setting.restores for setting in found})
     rows = tuple(
@@ -309,7 +309,7 @@ def _state_grid(scores: Sequence[Scores], found: Sequence[Setting]) -> Grid:
         for codec in codecs
     )
     columns = ("row state", "bytes a row", *(f"{n} restores" for n in restores))
-    return Grid(
+    return Sheet(
         "Adagrad's row state, weights at 4 bits: AUC lost against no restore",
         columns,
         rows,
@@ -317,7 +317,7 @@ def _state_grid(scores: Sequence[Scores], found: Sequence[Setting]) -> Grid:
     )
 
 
-def _default_grid(scores: Sequence[Scores]) -> Grid:
+def _default_grid(scores: Sequence[Scores]) -> Sheet:
     rows = []
     for restores in PAPER_BITS:
         exact, default = as_planned(restores)
@@ -333,7 +333,7 @@ def _default_grid(scores: Sequence[Scores]) -> Grid:
             )
         )
     columns = ("restores", "weights", "state in fp32", "default", "state in default", "bytes a row")
-    return Grid(
+    return Sheet(
         "The default for Adagrad's row state, at the bits of the expected restores: AUC lost",
         columns,
         tuple(rows),

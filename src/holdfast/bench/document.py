@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from holdfast.bench.machine import Machine
-from holdfast.bench.results import AT_MOST, TIMES_LESS, Grid, Plot, Ratio, Section
+from holdfast.bench.results import AT_MOST, TIMES_LESS, Plot, Ratio, Section, Sheet
 
 # Told apart also by those who see few colours.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555")
@@ -105,15 +105,15 @@ def _section(section: Section) -> list[str]:
     if section.ratios:
         columns = ("what", "ours", "beside", "its", "ratio", "target", "met")
         rows = tuple(_ratio_cells(ratio) for ratio in section.ratios)
-        lines += [*_table(Grid("", columns, rows)), ""]
+        lines += [*_table(Sheet("", columns, rows)), ""]
         notes = dict.fromkeys(f"{r.name}: {r.note}." for r in section.ratios if r.note)
         lines += [*(f"- {note}" for note in notes), ""] if notes else []
     lines += [line for finding in section.findings for line in (f"**{finding}**", "")]
     for plot in section.plots:
         lines += [f"![{plot.title}]({IMAGES}/{plot.name}.png)", ""]
-    for grid in section.grids:
-        lines += [f"### {grid.title}", "", *_table(grid), ""]
-        lines += [grid.note, ""] if grid.note else []
+    for sheet in section.sheets:
+        lines += [f"### {sheet.title}", "", *_table(sheet), ""]
+        lines += [sheet.note, ""] if sheet.note else []
     return lines
 
 
@@ -134,11 +134,11 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _table(grid: Grid) -> list[str]:
+def _table(sheet: Sheet) -> list[str]:
     return [
-        f"| {' | '.join(grid.columns)} |",
-        f"|{'---|' * len(grid.columns)}",
-        *(f"| {' | '.join(row)} |" for row in grid.rows),
+        f"| {' | '.join(sheet.columns)} |",
+        f"|{'---|' * len(sheet.columns)}",
+        *(f"| {' | '.join(row)} |" for row in sheet.rows),
     ]
 
 

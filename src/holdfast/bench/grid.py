@@ -32,7 +32,7 @@ from holdfast.bench.gridtrain import (
     store_of,
     watch,
 )
-from holdfast.bench.results import AT_LEAST, AT_MOST, Grid, Line, Plot, Ratio, Section
+from holdfast.bench.results import AT_LEAST, AT_MOST, Line, Plot, Ratio, Section, Sheet
 from holdfast.checkpoint.baseline import Measured, plan_checkpoint
 from holdfast.checkpoint.catalog import BASE, Catalog
 from holdfast.checkpoint.grid import choose_threshold
@@ -241,7 +241,7 @@ def describe(size: Size, found: Found) -> Section:
             "checkpoints unless said otherwise."
         ),
         ratios=tuple(_ratios(found)),
-        grids=(_strategies(size, found), _extraction(size, found)),
+        sheets=(_strategies(size, found), _extraction(size, found)),
         plots=tuple(_plots(found)),
     )
 
@@ -357,7 +357,7 @@ def same_base(found: Found) -> int:
     return kinds.index(BASE, 1) if BASE in kinds[1:] else len(kinds)
 
 
-def _strategies(size: Size, found: Found) -> Grid:
+def _strategies(size: Size, found: Found) -> Sheet:
     full = found.full
     rows = [(
         FULL, str(size.checkpoints), f"{full.bytes * size.checkpoints / 1e6:,.0f}",
@@ -379,7 +379,7 @@ def _strategies(size: Size, found: Found) -> Grid:
             f"{mean(one.segments for one in many):.0f}",
             f"{mean(one.objects for one in many):.0f}",
         ))  # fmt: skip
-    return Grid(
+    return Sheet(
         "All four strategies",
         ("strategy", "bases", "MB stored", "MB a delta", "stall ms", "durable ms", "restore ms",
          "changed rows ms", "MB of them read", "segments", "files"),
@@ -390,7 +390,7 @@ def _strategies(size: Size, found: Found) -> Grid:
     )  # fmt: skip
 
 
-def _extraction(size: Size, found: Found) -> Grid:
+def _extraction(size: Size, found: Found) -> Sheet:
     tally: Tally = found.watched.tallies[GRID]
     alone = [one.seconds for one in tally.alone] or [0.0]
     beside = [one.seconds for one in tally.beside] or [0.0]
@@ -415,7 +415,7 @@ def _extraction(size: Size, found: Found) -> Grid:
         ("MB written by extraction in all", f"{written / 1e6:.1f}"),
         ("MB of garbage in the end", f"{rounds[-1].garbage_bytes / 1e6:.1f}" if rounds else "0"),
     ]
-    return Grid("Extraction", ("what", "value"), tuple(rows))
+    return Sheet("Extraction", ("what", "value"), tuple(rows))
 
 
 def _median_most(values: Sequence[float]) -> str:

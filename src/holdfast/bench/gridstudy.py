@@ -30,7 +30,7 @@ from holdfast.bench.gridtrain import (
     store_of,
     watch,
 )
-from holdfast.bench.results import Grid, Line, Plot, Section
+from holdfast.bench.results import Line, Plot, Section, Sheet
 from holdfast.checkpoint.grid import Extract
 from holdfast.checkpoint.run import open as open_run
 from holdfast.recsys.presets import ModelKind
@@ -101,7 +101,7 @@ def measure(*, quick: bool, folder: Path = Path()) -> Section:
             "is of changed rows alone; construction is from snapshot to commit and the round of "
             "extraction after it. Means over checkpoints."
         ),
-        grids=(
+        sheets=(
             _table("The threshold R (the paper's figure 13)", "R", found, _names("R = ")),
             _table("The three filters (figure 14a)", "filters", found, _names("filters ")),
             _table("Concatenation into bundles, R = 0 (figure 14b)", "bundles", found,
@@ -157,7 +157,7 @@ def _run(
         }
 
 
-def _table(title: str, first: str, found: Mapping[str, Outcome], names: Mapping[str, str]) -> Grid:
+def _table(title: str, first: str, found: Mapping[str, Outcome], names: Mapping[str, str]) -> Sheet:
     rows = []
     for shown, name in names.items():
         one = found[name]
@@ -176,7 +176,7 @@ def _table(title: str, first: str, found: Mapping[str, Outcome], names: Mapping[
             str(one.chunks),
             f"{one.tally.kept[-1] / 1e6:.1f}",
         ))  # fmt: skip
-    return Grid(
+    return Sheet(
         title,
         (first, "restore ms", "construction ms", "of it extraction ms", "MB it wrote",
          "MB it read", "MB a restore read", "dead rows in it", "files", "chunks", "chunks in all",
@@ -189,7 +189,7 @@ def _share(restored: Sequence[Restored]) -> float:
     return sum(r.masked_rows for r in restored) / max(1, sum(r.changed_rows for r in restored))
 
 
-def _models(size: Size, models: Mapping[ModelKind, Mapping[str, Outcome]]) -> Grid:
+def _models(size: Size, models: Mapping[ModelKind, Mapping[str, Outcome]]) -> Sheet:
     rows = []
     for kind, found in models.items():
         grid = found[GRID]
@@ -210,7 +210,7 @@ def _models(size: Size, models: Mapping[ModelKind, Mapping[str, Outcome]]) -> Gr
                 f"{_read(grid) / _read(other):.2f}×",
                 f"{stalls[0] / stalls[1]:.2f}×",
             ))  # fmt: skip
-    return Grid(
+    return Sheet(
         f"DeepFM and PNN, {size.checkpoints} checkpoints (figure 15)",
         ("model", "the grid beside", "MB stored", "stored", "whole restore", "changed rows alone",
          "bytes of them", "stall"),

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.bench.gridtrain import GRID, STRATEGIES, Size, Training, Watcher
-from holdfast.bench.results import AT_MOST, Grid, Line, Plot, Ratio, Section
+from holdfast.bench.results import AT_MOST, Line, Plot, Ratio, Section, Sheet
 from holdfast.bench.timing import seconds_of
 from holdfast.checkpoint import catalog as catalogs
 from holdfast.checkpoint.catalog import Catalog
@@ -84,7 +84,7 @@ def measure(*, quick: bool, folder: Path = Path()) -> Section:
             f"fsync; medians of {COMMITS}. A round is the mean since the line before."
         ),
         ratios=tuple(r for name, points in found.items() for r in _ratios(name, points, length)),
-        grids=tuple(_grid(name, points) for name, points in found.items()),
+        sheets=tuple(_sheet(name, points) for name, points in found.items()),
         plots=_plots(found),
     )
 
@@ -154,8 +154,8 @@ def _ratios(name: str, points: Sequence[Point], length: Length) -> list[Ratio]:
     ]
 
 
-def _grid(name: str, points: Sequence[Point]) -> Grid:
-    return Grid(
+def _sheet(name: str, points: Sequence[Point]) -> Sheet:
+    return Sheet(
         f"A long run, {name}",
         ("checkpoints", "segments", "objects", "catalog kB", "bytes a segment", "commit ms",
          "load ms", "round ms"),

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from holdfast.bench.results import Grid, Line, Plot, Ratio, Section
+from holdfast.bench.results import Line, Plot, Ratio, Section, Sheet
 from holdfast.bench.timing import median_seconds
 from holdfast.checkpoint.codec import Codec, decode, decode_into, encode, parse_codec
 
@@ -143,7 +143,7 @@ def measure(*, quick: bool, folder: Path = Path()) -> Section:
             "out, as trained tables have them; the table shows Gaussian and heavy-tailed rows too."
         ),
         ratios=tuple(speeds(quick=quick)),
-        grids=(_loss_grid(found), _gain_grid("bins", by_bins), _gain_grid("ratio", by_ratio)),
+        sheets=(_loss_sheet(found), _gain_sheet("bins", by_bins), _gain_sheet("ratio", by_ratio)),
         plots=(
             _loss_plot(found),
             _gain_plot("bins", "bins", 6, by_bins),
@@ -250,7 +250,7 @@ def search_gains(*, quick: bool = False) -> tuple[list[Gain], list[Gain]]:
     return by_bins, by_ratio
 
 
-def _loss_grid(found: Sequence[Loss]) -> Grid:
+def _loss_sheet(found: Sequence[Loss]) -> Sheet:
     kinds = list(dict.fromkeys(loss.rows for loss in found))
     by_codec: dict[str, dict[str, Loss]] = {}
     for loss in found:
@@ -263,10 +263,10 @@ def _loss_grid(found: Sequence[Loss]) -> Grid:
         )
         for codec, by_rows in by_codec.items()
     )
-    return Grid("Mean l2 loss (figure 5)", ("codec", "part of fp32's bytes", *kinds), rows)
+    return Sheet("Mean l2 loss (figure 5)", ("codec", "part of fp32's bytes", *kinds), rows)
 
 
-def _gain_grid(what: str, gains: Sequence[Gain]) -> Grid:
+def _gain_sheet(what: str, gains: Sequence[Gain]) -> Sheet:
     values = sorted({getattr(gain, what) for gain in gains})
     by_line: dict[tuple[str, int], dict[float, float]] = {}
     for gain in gains:
@@ -275,7 +275,7 @@ def _gain_grid(what: str, gains: Sequence[Gain]) -> Grid:
         (kind, str(bits), *(f"{by_value[value]:.1%}" for value in values))
         for (kind, bits), by_value in by_line.items()
     )
-    return Grid(
+    return Sheet(
         f"Less loss than asym, by {what} (figure {6 if what == 'bins' else 7})",
         ("rows", "bits", *(f"{value:g}" for value in values)),
         rows,

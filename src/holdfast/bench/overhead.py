@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from holdfast.bench.results import AT_MOST, Grid, Ratio, Section
+from holdfast.bench.results import AT_MOST, Ratio, Section, Sheet
 from holdfast.bench.timing import seconds_of
 from holdfast.bench.workload import Ids, Workload, make_workload, share, touched_ids
 from holdfast.checkpoint.checkpointer import Checkpointer
@@ -119,11 +119,11 @@ def measure(*, quick: bool, folder: Path = Path()) -> Section:
             "bitmaps, the canary's check, the plan, and copying the dense state."
         ),
         ratios=ratios,
-        grids=(_stall_grid(stall),),
+        sheets=(_stall_sheet(stall),),
     )
 
 
-def _stall_grid(stall: StallCost) -> Grid:
+def _stall_sheet(stall: StallCost) -> Sheet:
     rows = tuple(
         (name, f"{1e3 * seconds:.1f}", f"{stall.bytes / 1e9 / seconds:.2f}")
         for name, seconds in (
@@ -134,7 +134,7 @@ def _stall_grid(stall: StallCost) -> Grid:
         )
     )
     first = (rows[0][0], rows[0][1], f"{stall.model_bytes / 1e9 / stall.first_s:.2f}")
-    return Grid("Stall", ("copy", "ms", "GB/s"), (first, *rows[1:]))
+    return Sheet("Stall", ("copy", "ms", "GB/s"), (first, *rows[1:]))
 
 
 @dataclass(frozen=True, slots=True)

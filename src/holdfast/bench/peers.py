@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from holdfast.bench.results import TIMES_LESS, Grid, Line, Plot, Ratio, Section
+from holdfast.bench.results import TIMES_LESS, Line, Plot, Ratio, Section, Sheet
 from holdfast.bench.timing import seconds_of
 from holdfast.bench.workload import Ids, Workload, make_workload, share, touched_ids
 from holdfast.checkpoint.checkpointer import Checkpointer
@@ -271,7 +271,7 @@ def measure(*, quick: bool, folder: Path = Path()) -> Section:
             "torch.save does not, so it is shown both ways. Restores read from the page cache."
         ),
         ratios=tuple(_ratios(by_name)),
-        grids=(_grid(found),),
+        sheets=(_sheet(found),),
         plots=(_plot(found),),
         findings=tuple(
             f"{outcome.name}: the checkpoint holds values of a later step. Training that goes on "
@@ -370,7 +370,7 @@ def _ratios(found: dict[str, Outcome]) -> list[Ratio]:
     return ratios
 
 
-def _grid(found: list[Outcome]) -> Grid:
+def _sheet(found: list[Outcome]) -> Sheet:
     rows = []
     for outcome in found:
         spent = outcome.spent
@@ -382,7 +382,7 @@ def _grid(found: list[Outcome]) -> Grid:
             f"{spent.restore_s:.2f}",
             "yes" if outcome.is_of_its_step else "**no**",
         ))  # fmt: skip
-    return Grid(
+    return Sheet(
         "Saving and loading the same model",
         ("way", "stopped s", "durable s", "MB", "restore s", "holds its step"),
         tuple(rows),

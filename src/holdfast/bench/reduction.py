@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.bench.results import TIMES_LESS, Grid, Line, Plot, Ratio, Section
+from holdfast.bench.results import TIMES_LESS, Line, Plot, Ratio, Section, Sheet
 from holdfast.bench.workload import Workload, make_workload, share, touched_ids
 from holdfast.checkpoint import catalog as catalogs
 from holdfast.checkpoint.checkpointer import Checkpointer
@@ -107,7 +107,7 @@ def measure(*, quick: bool, folder: Path = Path()) -> Section:
             "shrinks; base and delta each have their own."
         ),
         ratios=tuple(ratio for name, run in runs for ratio in _ratios(name, run)),
-        grids=tuple(_grids(runs)),
+        sheets=tuple(_sheets(runs)),
         plots=tuple(plot for name, run in runs[:1] for plot in _plots(name, run)),
     )
 
@@ -254,7 +254,7 @@ def _ratios(name: str, run: Found) -> Iterator[Ratio]:
             )
 
 
-def _grids(runs: tuple[tuple[str, Found], ...]) -> Iterator[Grid]:
+def _sheets(runs: tuple[tuple[str, Found], ...]) -> Iterator[Sheet]:
     policies = []
     for name, run in runs:
         for policy in POLICIES:
@@ -265,7 +265,7 @@ def _grids(runs: tuple[tuple[str, Found], ...]) -> Iterator[Grid]:
                 name, policy, str(bases), f"{average / 1e6:.1f}", f"{capacity / 1e6:.1f}",
                 f"{run.full_bytes / average:.1f}×", f"{run.full_bytes / capacity:.1f}×",
             ))  # fmt: skip
-    yield Grid(
+    yield Sheet(
         "When to take a base: the policies at 4 bits",
         ("optimizer", "policy", "bases", "MB written", "MB kept", "less written", "less kept"),
         tuple(policies),
@@ -277,7 +277,7 @@ def _grids(runs: tuple[tuple[str, Found], ...]) -> Iterator[Grid]:
                 parts = (cost.ids, cost.parameters, cost.codes, cost.framing)
                 shown = (f"{part:.2f}" for part in (*parts, sum(parts)))
                 costs.append((name, setting, kind, cost.codec, *shown))
-    yield Grid(
+    yield Sheet(
         "Where a row's bytes go",
         ("optimizer", "setting", "in a", "codecs", "ids", "scales", "codes", "framing", "all"),
         tuple(costs),

@@ -55,7 +55,7 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class Sheet:
     """A table of the document; cells are text already."""
 
     title: str
@@ -95,7 +95,7 @@ class Section:
     title: str
     text: str
     ratios: tuple[Ratio, ...] = ()
-    grids: tuple[Grid, ...] = ()
+    sheets: tuple[Sheet, ...] = ()
     plots: tuple[Plot, ...] = ()
     findings: tuple[str, ...] = field(default=())
 

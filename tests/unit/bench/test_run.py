@@ -23,7 +23,7 @@ def test_every_section_measures_something_and_is_json(bench: tuple[dict, Path]) 
     assert [section["name"] for section in results["sections"]] == list(SECTIONS)
     assert json.loads(json.dumps(results)) == results
     for section in results["sections"]:
-        assert section["grids"] and section["text"]
+        assert section["sheets"] and section["text"]
         for ratio in section["ratios"]:
             assert ratio["peer"] > 0, ratio["name"]
 
@@ -50,7 +50,7 @@ def test_scratch_files_are_gone(bench: tuple[dict, Path]) -> None:
 def test_peers_hold_every_byte_and_the_step_they_were_taken_at(bench: tuple[dict, Path]) -> None:
     results, _ = bench
     peers = next(section for section in results["sections"] if section["name"] == "peers")
-    for way, _, _, megabytes, _, holds in peers["grids"][0]["rows"]:
+    for way, _, _, megabytes, _, holds in peers["sheets"][0]["rows"]:
         assert float(megabytes) > 0, way
         if not way.startswith("DCP"):
             assert holds == "yes", way
