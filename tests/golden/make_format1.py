@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from holdfast.checkpoint import catalog as catalogs
+from holdfast.checkpoint import commit as catalogs
 from holdfast.checkpoint import tree
 from holdfast.checkpoint.catalog import BASE, DELTA, Catalog, CheckpointEntry, SegmentEntry
 from holdfast.checkpoint.checksum import checksum

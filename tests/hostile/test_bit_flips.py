@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import holdfast as hf
-from holdfast.checkpoint import catalog as catalogs
+from holdfast.checkpoint import commit as catalogs
 from holdfast.checkpoint.codec import parse_codec
 from holdfast.checkpoint.restore import restore_rows
 from holdfast.storage import open_storage

@@ -25,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
-from holdfast.checkpoint import catalog as catalogs
+from holdfast.checkpoint import commit as catalogs
 from holdfast.checkpoint import kills as killing
 from holdfast.checkpoint import tree
 from holdfast.checkpoint.catalog import SegmentEntry

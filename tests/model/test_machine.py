@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 from torch import nn
 
 import holdfast as hf
-from holdfast.checkpoint import catalog as catalogs
+from holdfast.checkpoint import commit as catalogs
 from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.extract import next_grid
 from holdfast.storage import open_storage

@@ -19,7 +19,7 @@ from pathlib import Path
 from holdfast.bench.gridtrain import GRID, STRATEGIES, Size, Training, Watcher
 from holdfast.bench.results import AT_MOST, Line, Plot, Ratio, Section, Sheet
 from holdfast.bench.timing import seconds_of
-from holdfast.checkpoint import catalog as catalogs
+from holdfast.checkpoint import commit as catalogs
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.grid import Extract
 from holdfast.storage import open_storage

@@ -17,7 +17,8 @@ from typing import Any
 
 from holdfast.bench.results import TIMES_LESS, Line, Plot, Ratio, Section, Sheet
 from holdfast.bench.workload import Workload, make_workload, share, touched_ids
-from holdfast.checkpoint import catalog as catalogs
+from holdfast.checkpoint import commit as catalogs
+from holdfast.checkpoint.catalog import SegmentEntry
 from holdfast.checkpoint.checkpointer import Checkpointer
 from holdfast.checkpoint.codec import Codec
 from holdfast.checkpoint.segment import header_bytes, parse_header
@@ -206,7 +207,7 @@ def _row_costs(storage: Storage) -> tuple[RowCost, RowCost]:
     )
 
 
-def _row_cost(storage: Storage, segments: list[catalogs.SegmentEntry]) -> RowCost:
+def _row_cost(storage: Storage, segments: list[SegmentEntry]) -> RowCost:
     rows = ids = parameters = codes = total = 0
     names: list[str] = []
     for segment in segments:

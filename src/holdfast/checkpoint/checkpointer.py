@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 from holdfast import events
-from holdfast.checkpoint import catalog as catalogs
+from holdfast.checkpoint import commit as catalogs
 from holdfast.checkpoint import restore as restores
 from holdfast.checkpoint.baseline import (
     SINCE_BASE,

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from holdfast.checkpoint import catalog as catalogs
+from holdfast.checkpoint import commit as catalogs
 from holdfast.checkpoint import fetch, restore
 from holdfast.checkpoint.catalog import Catalog, SegmentEntry
 from holdfast.checkpoint.scatter import Targets

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.checkpoint import catalog as catalogs
+from holdfast.checkpoint import commit as catalogs
 from holdfast.checkpoint import fetch, restore
 from holdfast.checkpoint.catalog import Catalog, CheckpointEntry, GridEntry, SegmentEntry
 from holdfast.checkpoint.object import Index, read_index

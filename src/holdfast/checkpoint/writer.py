@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from holdfast import events
-from holdfast.checkpoint import catalog as catalogs
+from holdfast.checkpoint import commit as catalogs
 from holdfast.checkpoint.catalog import Catalog, SegmentEntry
 from holdfast.checkpoint.object import ROWS, ObjectBuilder, number_of, object_name
 from holdfast.checkpoint.segment import EncodedSegment

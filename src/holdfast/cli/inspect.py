@@ -119,7 +119,7 @@ def look(run: Run, step: int, *, only: bool = False) -> Inspection:
     Raises:
         NotFoundError: lists the steps that exist.
     """
-    from holdfast.checkpoint import catalog as catalogs
+    from holdfast.checkpoint import commit as catalogs
     from holdfast.report.inspection import CheckpointLine, Inspection, table_lines
 
     at = run.info(step)

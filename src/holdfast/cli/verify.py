@@ -13,7 +13,7 @@ def verify(url: Url, as_json: Json = False) -> None:
     """Read and check every byte of a run. Exit code 1 if anything is damaged."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-    from holdfast.checkpoint import catalog as catalogs
+    from holdfast.checkpoint import commit as catalogs
     from holdfast.checkpoint.verify import verify as check
     from holdfast.errors import HoldfastError
     from holdfast.report.soundness import DamageLine, Soundness, render

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint import catalog as catalogs
+from holdfast.checkpoint import commit as catalogs
 from holdfast.checkpoint.catalog import BASE, DELTA, Catalog, CheckpointEntry, SegmentEntry
 from holdfast.checkpoint.object import ROWS, Extent, object_name
 from holdfast.errors import ConflictError, CorruptDataError, NotFoundError, UnavailableError

@@ -19,7 +19,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast import events
-from holdfast.checkpoint import catalog as catalogs
+from holdfast.checkpoint import commit as catalogs
 from holdfast.checkpoint import save as saves
 from holdfast.storage import open_storage
 from tests.conftest import TinyModel, fingerprint, make_optimizers, train_steps

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import events
-from holdfast.checkpoint import catalog as catalogs
+from holdfast.checkpoint import commit as catalogs
 from holdfast.checkpoint.catalog import Catalog, CheckpointEntry
 from holdfast.checkpoint.object import DENSE
 from holdfast.checkpoint.writer import RunWriter

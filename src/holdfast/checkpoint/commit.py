@@ -1,0 +1,357 @@
+"""Commit and load catalogs: the step that makes a checkpoint exist. Owns a catalog's bytes.
+
+A catalog is stored as one line with its checksum and one line of JSON (``docs/format.md``).
+
+Invariants:
+- A catalog names only objects that are already durable.
+- A committed catalog is never rewritten: the next number is put only if absent, so of two writers
+  one gets ``ConflictError``.
+- Every number in a catalog is checked before it is used; bytes may be lies.
+
+Not here: what a catalog says (catalog.py), who commits and deletes (writer.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from holdfast.checkpoint import stored_json
+from holdfast.checkpoint.catalog import (
+    BASE,
+    DELTA,
+    Catalog,
+    CheckpointEntry,
+    GridEntry,
+    Growth,
+    Recovery,
+    Rewind,
+    SegmentEntry,
+)
+from holdfast.checkpoint.checksum import as_hex, checksum
+from holdfast.checkpoint.object import Extent
+from holdfast.errors import ConflictError, CorruptDataError, NotFoundError, UnavailableError
+from holdfast.storage.base import Storage
+from holdfast.tables import Column, TableSchema
+
+FORMAT = 2
+_READABLE = (1, 2)
+PREFIX = "catalog/"
+_MAGIC = "holdfast-catalog"
+
+
+def name_of(number: int) -> str:
+    """Where a catalog lies.
+
+    >>> name_of(12)
+    'catalog/00000012.json'
+    """
+    return f"{PREFIX}{number:08d}.json"
+
+
+def _number_in(name: str) -> int | None:
+    digits = name.removeprefix(PREFIX).removesuffix(".json")
+    if not (digits.isascii() and digits.isdecimal()):
+        return None
+    return int(digits) if name == name_of(int(digits)) else None
+
+
+def to_bytes(catalog: Catalog) -> bytes:
+    """A catalog as stored: one line with its checksum, one line of JSON."""
+    names = [name for name, _ in catalog.objects]
+    place = {name: index for index, name in enumerate(names)}
+
+    def extent(e: Extent) -> list[Any]:
+        return [place[e.object], e.offset, e.bytes, as_hex(e.checksum)]
+
+    tables = sorted({s.table for s in catalog.segments})
+    table_at = {name: index for index, name in enumerate(tables)}
+    body = {
+        "format": FORMAT,
+        "run": catalog.run,
+        "number": catalog.number,
+        "writer": catalog.writer,
+        "restores": catalog.restores,
+        "schemas": [
+            [[t.name, t.rows, [[c.name, c.width] for c in t.columns]] for t in schema]
+            for schema in catalog.schemas
+        ],
+        "objects": [list(item) for item in catalog.objects],
+        "checkpoints": [
+            [*(getattr(entry, name) for name in _CHECKPOINT_FIELDS), *extent(entry.dense)]
+            for entry in catalog.checkpoints
+        ],
+        "tables": tables,
+        "segments": [
+            [table_at[s.table], s.born, s.died, s.rows, s.first, s.last, *extent(s.extent)]
+            + ([] if s.deaths_through is None else [s.deaths_through])
+            for s in catalog.segments
+        ],
+        "rewinds": [[r.to, r.last] for r in catalog.rewinds],
+        "growth": [[item.step, item.row_bytes, item.build_s] for item in catalog.growth],
+        "grids": [
+            [g.base, g.end, g.through, None if g.kills is None else extent(g.kills)]
+            for g in catalog.grids
+        ],
+        "recoveries": [list(dataclasses.astuple(r)) for r in catalog.recoveries],
+    }
+    text = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
+    return f"{_MAGIC} {FORMAT} {as_hex(checksum(text))}\n".encode() + text + b"\n"
+
+
+_CHECKPOINT_FIELDS = tuple(
+    field.name for field in dataclasses.fields(CheckpointEntry) if field.name != "dense"
+)
+
+
+def from_bytes(data: bytes, *, where: str = "catalog") -> Catalog:
+    """A catalog that ``to_bytes`` wrote, every number checked.
+
+    Raises:
+        CorruptDataError: names the catalog and what is wrong.
+    """
+
+    def damaged(why: str) -> CorruptDataError:
+        return CorruptDataError(
+            f"catalog is damaged: {why}",
+            catalog=where,
+            todo="run 'holdfast verify'; an older catalog can be opened by its number",
+        )
+
+    line, _, rest = data.partition(b"\n")
+    words = line.split(b" ")
+    if len(words) != 3 or words[0] != _MAGIC.encode() or not rest.endswith(b"\n"):
+        raise damaged("not a catalog")
+    text = rest[:-1]
+    if words[2] != as_hex(checksum(text)).encode():
+        raise damaged("checksum mismatch")
+    if words[1] not in [str(known).encode() for known in _READABLE]:
+        raise damaged(f"unknown format {words[1][:8]!r}")
+    try:
+        catalog = _parse(stored_json.parse(text), int(words[1]))
+        _check(catalog)
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError, AttributeError) as error:
+        raise damaged(f"impossible content ({error!r})"[:200]) from error
+    return catalog
+
+
+def _parse(body: dict[str, Any], format_: int) -> Catalog:
+    if body["format"] != format_:
+        raise ValueError("format")
+    if format_ == 1:  # the same, with checkpoints as objects and without grids
+        body = {**body, "grids": [], "recoveries": []}
+        body["growth"] = [[*item, 0.0] for item in body["growth"]]
+        body["checkpoints"] = [
+            [*(fields[name] for name in _CHECKPOINT_FIELDS if name != "build_s"), 0.0,
+             *fields["dense"]]
+            for fields in body["checkpoints"]
+        ]  # fmt: skip
+    objects = tuple(
+        (stored_json.text(name), stored_json.count(size)) for name, size in body["objects"]
+    )
+
+    def extent(place: int, offset: int, size: int, sum_: str) -> Extent:
+        return Extent(
+            objects[stored_json.count(place)][0],
+            stored_json.count(offset),
+            stored_json.count(size),
+            stored_json.checksum(sum_),
+        )
+
+    tables = [stored_json.text(name) for name in body["tables"]]
+    schemas = tuple(
+        tuple(
+            TableSchema(
+                stored_json.text(name),
+                stored_json.count(rows),
+                tuple(
+                    Column(stored_json.text(c), stored_json.count(width)) for c, width in columns
+                ),
+            )
+            for name, rows, columns in schema
+        )
+        for schema in body["schemas"]
+    )
+    checkpoints = tuple(
+        CheckpointEntry(
+            **dict(zip(_CHECKPOINT_FIELDS, values[:-4], strict=True)), dense=extent(*values[-4:])
+        )
+        for values in body["checkpoints"]
+    )
+    segments = tuple(
+        SegmentEntry(
+            tables[stored_json.count(table)],
+            stored_json.count(born),
+            _count_or_none(died),
+            stored_json.count(rows),
+            stored_json.count(first),
+            stored_json.count(last),
+            extent(place, offset, size, sum_),
+            *(stored_json.count(step) for step in more),
+        )
+        for table, born, died, rows, first, last, place, offset, size, sum_, *more in body[
+            "segments"
+        ]
+    )
+    grids = tuple(
+        GridEntry(
+            stored_json.count(base),
+            _count_or_none(end),
+            stored_json.count(through),
+            None if kills is None else extent(*kills),
+        )
+        for base, end, through, kills in body["grids"]
+    )
+    return Catalog(
+        run=stored_json.text(body["run"]),
+        number=stored_json.count(body["number"]),
+        writer=stored_json.text(body["writer"]),
+        restores=stored_json.count(body["restores"]),
+        schemas=schemas,
+        checkpoints=checkpoints,
+        segments=segments,
+        objects=objects,
+        rewinds=tuple(
+            Rewind(stored_json.count(to), stored_json.count(last)) for to, last in body["rewinds"]
+        ),
+        growth=tuple(
+            Growth(stored_json.count(step), stored_json.count(size), stored_json.number(seconds))
+            for step, size, seconds in body["growth"]
+        ),
+        grids=grids,
+        recoveries=tuple(
+            Recovery(
+                stored_json.count(base_bytes),
+                stored_json.number(base_s),
+                stored_json.count(delta_bytes),
+                stored_json.number(delta_s),
+            )
+            for base_bytes, base_s, delta_bytes, delta_s in body["recoveries"]
+        ),
+    )
+
+
+def _count_or_none(value: object) -> int | None:
+    return None if value is None else stored_json.count(value)
+
+
+def _check(catalog: Catalog) -> None:
+    sizes = dict(catalog.objects)
+    steps = catalog.steps
+    floats: dict[str, int] = {}  # numbers in a row of each table, in the schema that has fewest
+    for schema in catalog.schemas:
+        for table in schema:
+            row = sum(column.width for column in table.columns)
+            floats[table.name] = min(row, floats.get(table.name, row))
+    if list(steps) != sorted(set(steps)):
+        raise ValueError("steps are not ascending")
+    for schema in catalog.schemas:
+        for table in schema:
+            if not table.columns or any(c.width == 0 for c in table.columns):
+                raise ValueError(f"table {table.name!r} has no columns")
+    for entry in catalog.checkpoints:
+        for count in (entry.step, entry.ordinal, entry.base, entry.rows, entry.bytes,
+                      entry.row_bytes, entry.full_bytes):  # fmt: skip
+            stored_json.count(count)
+        for text in (entry.kind, entry.codec, entry.state_codec, entry.reason):
+            stored_json.text(text)
+        stored_json.number(entry.time)
+        stored_json.number(entry.stall_s)
+        stored_json.number(entry.build_s)
+        if entry.kind not in (BASE, DELTA) or entry.base > entry.step:
+            raise ValueError(f"checkpoint of step {entry.step} has an impossible kind or base")
+        catalog.schemas[stored_json.count(entry.schema)]
+    bases = [grid.base for grid in catalog.grids]
+    if bases != sorted(set(bases)) or len(catalog.recoveries) > 2:
+        raise ValueError("grids are not ascending, or too many recoveries")
+    for grid in catalog.grids:
+        if grid.through < grid.base or (grid.end is not None and grid.end <= grid.through):
+            raise ValueError(f"grid of base {grid.base} has an impossible end")
+    extents = [s.extent for s in catalog.segments] + [e.dense for e in catalog.checkpoints]
+    extents += [grid.kills for grid in catalog.grids if grid.kills is not None]
+    for extent in extents:
+        if extent.offset + extent.bytes > sizes[extent.object]:
+            raise ValueError(f"segment lies outside its object {extent.object!r}")
+    for s in catalog.segments:
+        if s.rows == 0 or s.last < s.first or s.rows > s.last - s.first + 1:
+            raise ValueError("segment has impossible ids")
+        # No codec spends less than 2 bits on a number: what a catalog claims is bounded by bytes
+        # that it must be able to show.
+        if s.rows * floats.get(s.table, 1) > 4 * s.extent.bytes:
+            raise ValueError("segment has more rows than its bytes can hold")
+        if s.died is not None and s.died <= s.born:
+            raise ValueError("segment died before it was born")
+
+
+def numbers(storage: Storage) -> list[int]:
+    """The numbers of the catalogs that exist, ascending."""
+    found = (_number_in(item.name) for item in storage.list(PREFIX))
+    return sorted(number for number in found if number is not None)
+
+
+def load(storage: Storage, number: int) -> Catalog:
+    """One catalog by its number.
+
+    Raises:
+        NotFoundError: there is none.
+        CorruptDataError: it is damaged.
+    """
+    catalog = from_bytes(storage.get(name_of(number)), where=name_of(number))
+    if catalog.number != number:
+        raise CorruptDataError("catalog has the wrong number", catalog=name_of(number))
+    return catalog
+
+
+def load_last(storage: Storage) -> Catalog | None:
+    """The run's state now; None where no run is."""
+    for _ in range(16):
+        existing = numbers(storage)
+        if not existing:
+            return None
+        try:
+            return load(storage, existing[-1])
+        except NotFoundError:
+            continue  # a writer committed and collected in between: list again
+    raise UnavailableError("the catalog changes faster than it can be read", url=storage.url)
+
+
+def commit(storage: Storage, catalog: Catalog) -> None:
+    """Make a catalog the run's state.
+
+    An answer lost on the way is settled by reading back what is there.
+
+    Raises:
+        ConflictError: another writer committed this number first.
+        UnavailableError: storage failed; whether the catalog was committed is then known to be
+            no, or, where reading back failed too, unknown (the original error is raised).
+    """
+    data = to_bytes(catalog)
+    name = name_of(catalog.number)
+    try:
+        storage.put_if_absent(name, data)
+    except ConflictError as error:
+        if _is_ours(storage, name, data):
+            return  # an earlier try was carried out although its answer was lost
+        raise conflict(storage, catalog.number) from error
+    except UnavailableError:
+        if _is_ours(storage, name, data):
+            return
+        raise
+
+
+def conflict(storage: Storage, number: int) -> ConflictError:
+    """What a writer is told that has lost the run to another."""
+    return ConflictError(
+        "another writer committed to this run",
+        catalog=name_of(number),
+        url=storage.url,
+        todo="stop one of the two trainings, or give each its own url",
+    )
+
+
+def _is_ours(storage: Storage, name: str, data: bytes) -> bool:
+    try:
+        return storage.get(name) == data
+    except (NotFoundError, UnavailableError):
+        return False
