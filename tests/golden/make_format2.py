@@ -171,7 +171,7 @@ class _GridStore:
     def extract(self, rules: Extract) -> None:
         """One round."""
         found = Round(
-            self.writer, self.writer.catalog, rules, cache=PartCache(), pause=lambda: None
+            self.writer, self.writer.catalog, rules, cache=PartCache(0), pause=lambda: None
         ).run()
         assert found is not None
         self.rounds.append(found)

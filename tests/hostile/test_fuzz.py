@@ -184,7 +184,8 @@ def scatter(data: bytes, targets: list[np.ndarray], kills: killing.Kills) -> Non
 
     The lying segment is taken alone, and between two good ones.
     """
-    table = Scatter({"t": targets}, {"t": SCHEMA}, kills, 21)
+    stored = killing.from_bytes(killing.to_bytes(kills), through=99, where="here")
+    table = Scatter({"t": targets}, {"t": SCHEMA}, stored, 21)
     for parts in ([data], [SEGMENTS[0], data, SEGMENTS[-1]]):
         places, at = [], 0
         for part in parts:

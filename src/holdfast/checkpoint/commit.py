@@ -84,8 +84,16 @@ def to_bytes(catalog: Catalog) -> bytes:
         ],
         "tables": tables,
         "segments": [
-            [table_at[s.table], s.born, s.died, s.rows, s.first, s.last, *extent(s.extent)]
-            + ([] if s.deaths_through is None else [s.deaths_through])
+            [
+                table_at[s.table],
+                s.born,
+                s.died,
+                s.rows,
+                s.first,
+                s.last,
+                *extent(s.extent),
+                *(() if s.deaths_through is None else (s.deaths_through,)),
+            ]
             for s in catalog.segments
         ],
         "rewinds": [[r.to, r.last] for r in catalog.rewinds],

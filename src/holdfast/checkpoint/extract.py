@@ -12,7 +12,7 @@ Invariants:
   deletes.
 - Chunks move as codes (Segment.take): nothing is decoded and encoded again.
 - Memory: one chunk, the ids the new increments touched, the deletion vectors, and filters and ids
-  of chunks up to ``CACHE_BYTES_MAX``.
+  of chunks as far as the rules allow.
 - What a save commits meanwhile stays: the swap is made to the catalog as it is then, or not at all.
 
 Not here: when rounds run (extractor.py), the rules (grid.py).
@@ -22,11 +22,12 @@ Not here: when rounds run (extractor.py), the rules (grid.py).
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dataclasses
 import time
-from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,11 +47,10 @@ from holdfast.checkpoint.kills import NO_KILLS, Vector
 from holdfast.checkpoint.object import KILLS, ROWS, Extent, ObjectBuilder
 from holdfast.checkpoint.segment import EncodedSegment
 from holdfast.checkpoint.writer import RunWriter, store_segment
-from holdfast.kernels import bloom
+from holdfast.kernels import bloom, deaths
 from holdfast.tables import TableSchema
 
 LIVE, EXTRACTED = "live", "extracted"  # bundles: row 0 of the grid, and the row a round adds
-CACHE_BYTES_MAX = 64 << 20
 _ENTRY_BYTES = 512  # of bookkeeping
 
 
@@ -88,20 +88,37 @@ def next_grid(catalog: Catalog) -> tuple[GridEntry, list[int]] | None:
     return None
 
 
-class PartCache:
-    """Filters and ids of chunks that were read, as many as memory allows; the oldest go first.
+Parts = tuple[np.ndarray | None, ...]
 
-    A chunk is looked at in every round while it lives; its parts are read once.
+
+class PartCache:
+    """Filters and ids of living chunks, as many as memory allows.
+
+    Every round looks at every chunk, so none is given up for another: that would be the next one
+    wanted. Room comes from chunks that are gone.
     """
 
-    def __init__(self, bytes_max: int = CACHE_BYTES_MAX) -> None:
+    def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._parts: OrderedDict[tuple[str, Extent], tuple[np.ndarray | None, ...]] = OrderedDict()
+        self._parts: dict[tuple[str, Extent], Parts] = {}
+
+    def keep_only(self, extents: Set[Extent]) -> None:
+        """Forget all other chunks."""
+        self._parts = {key: part for key, part in self._parts.items() if key[1] in extents}
+        self._bytes = sum(map(_size, self._parts.values()))
 
     def filter(self, reader: fetch.PartReader, entry: SegmentEntry) -> np.ndarray | None:
         """The words of a chunk's filter; None where it has none."""
         return self._get("filter", entry, lambda: (reader.filter(entry),))[0]
+
+    def has_ids(self, entry: SegmentEntry) -> bool:
+        """Whether a chunk's ids need not be read."""
+        return ("ids", entry.extent) in self._parts
+
+    def note_ids(self, entry: SegmentEntry, ids_N: np.ndarray) -> None:
+        """These are the ids of a chunk that says nothing of deaths."""
+        self._put(("ids", entry.extent), (ids_N, None))
 
     def ids(self, reader: fetch.PartReader, entry: SegmentEntry) -> np.ndarray:
         """The row ids of a chunk."""
@@ -117,25 +134,21 @@ class PartCache:
         assert ids_N is not None
         return ids_N, deaths_N
 
-    def _get(
-        self,
-        part: str,
-        entry: SegmentEntry,
-        read: Callable[[], tuple[np.ndarray | None, ...]],
-    ) -> tuple[np.ndarray | None, ...]:
+    def _get(self, part: str, entry: SegmentEntry, read: Callable[[], Parts]) -> Parts:
         key = (part, entry.extent)
         found = self._parts.get(key)
-        if found is not None:
-            self._parts.move_to_end(key)
-            return found
-        found = self._parts[key] = read()
-        self._bytes += _size(found)
-        while self._bytes > self._bytes_max and len(self._parts) > 1:
-            self._bytes -= _size(self._parts.popitem(last=False)[1])
+        if found is None:
+            found = read()
+            self._put(key, found)
         return found
 
+    def _put(self, key: tuple[str, Extent], part: Parts) -> None:
+        if self._bytes + _size(part) <= self._bytes_max:
+            self._parts[key] = part
+            self._bytes += _size(part)
 
-def _size(arrays: tuple[np.ndarray | None, ...]) -> int:
+
+def _size(arrays: Parts) -> int:
     return _ENTRY_BYTES + sum(array.nbytes for array in arrays if array is not None)
 
 
@@ -148,12 +161,39 @@ class _Swap:
 
 
 @dataclass(frozen=True, slots=True)
-class _Updates:
-    """What new increments brought for one table: (birth, ids) each, ids ascending."""
+class _New:
+    """What new increments killed of older versions, and the rows of the largest of them."""
 
-    schema: TableSchema
-    ids: tuple[tuple[int, np.ndarray], ...]
-    threshold: float
+    kills: Vector
+    rows: int
+
+
+class _Updates:
+    """What new increments brought for one table: (birth, ids) each, oldest first."""
+
+    def __init__(
+        self, schema: TableSchema, ids: Sequence[tuple[int, np.ndarray]], threshold: float
+    ) -> None:
+        self.schema = schema
+        self.threshold = threshold
+        self._ids = ids
+        self._births = [born for born, _ in ids]
+        self._known: dict[tuple[int, int], _New] = {}
+
+    def since(self, entry: SegmentEntry) -> _New | None:
+        """What killed versions of a chunk; None if nothing came while it lived."""
+        lo = bisect.bisect_right(self._births, entry.born)
+        hi = len(self._ids) if entry.died is None else bisect.bisect_left(self._births, entry.died)
+        if lo >= hi:
+            return None
+        if (lo, hi) not in self._known:
+            kills = killing.join(
+                Vector(ids_K, np.full(len(ids_K), born, np.int64))
+                for born, ids_K in self._ids[lo:hi]
+            )
+            rows = max(len(ids_K) for _, ids_K in self._ids[lo:hi])
+            self._known[lo, hi] = _New(kills, rows)
+        return self._known[lo, hi]
 
 
 class Round:
@@ -183,12 +223,16 @@ class Round:
         # Everything of this grid that was not dead before the new increments came, by table.
         self._segments_of: dict[str, list[SegmentEntry]] = defaultdict(list)
         self._born_with: dict[tuple[str, int], list[SegmentEntry]] = defaultdict(list)
-        end = self._grid.end
+        base, end, first = self._grid.base, self._grid.end, self._births[0]
         for s in catalog.segments:
-            is_inside = s.born > self._grid.base and (end is None or s.born < end)
-            if is_inside and (s.died is None or s.died > self._births[0]):
+            if (
+                (s.died is None or s.died > first)
+                and s.born > base
+                and (end is None or s.born < end)
+            ):
                 self._segments_of[s.table].append(s)
                 self._born_with[s.table, s.born].append(s)
+        cache.keep_only({s.extent for found in self._segments_of.values() for s in found})
         self._swaps: list[_Swap] = []
         self._moves: dict[Extent, Extent] = {}
         self._objects: list[tuple[str, int]] = []
@@ -264,51 +308,77 @@ class Round:
             for born, parts in fresh.items()
             if parts
         ]
-        return _Updates(schema, tuple(ids), threshold)
+        return _Updates(schema, ids, threshold)
 
     def _extract_chunk(self, entry: SegmentEntry, table: _Updates) -> None:
         """Take a chunk through the three stages, and extract it if it passes all."""
-        updates = [
-            (born, ids_K)
-            for born, ids_K in table.ids
-            if born > entry.born and (entry.died is None or born < entry.died)
-        ]
-        if not updates:
+        new = table.since(entry)
+        if new is None:
             return
-        self._count(chunks=1)
-        rules = self._rules
-        hits = [(born, _in_range(entry, ids_K)) for born, ids_K in updates]
-        if rules.by_range and not any(len(ids_K) for _, ids_K in hits):
-            self._count(by_range=1)
+        self._counts["chunks"] += 1
+        rules, kills = self._rules, new.kills
+        lo, hi = np.searchsorted(kills.ids_N, (entry.first, entry.last + 1))
+        if rules.by_range and lo == hi:
+            self._counts["by_range"] += 1
             return
         key = (entry.table, entry.born)
         known = self._kills.get(key, NO_KILLS)
-        before = _in_range(entry, known.ids_N)
-        rows = max(len(ids_K) for _, ids_K in updates)
-        allowed = rows_allowed(table.threshold, entry.rows, rows)
-        words_W = self._cache.filter(self._parts, entry) if rules.by_filter else None
-        if words_W is not None:
-            hits = [(born, ids_K[bloom.has(words_W, ids_K)]) for born, ids_K in hits]
-            kills = killing.join([known, *(_vector(ids_K, born) for born, ids_K in hits)])
-            count = len(_in_range(entry, kills.ids_N))
-            if count == len(before) or (count <= allowed and count < entry.rows):
-                self._kills[key] = kills
-                self._count(by_filter=1)
+        allowed = rows_allowed(table.threshold, entry.rows, new.rows)
+        if rules.by_filter and not self._cache.has_ids(entry):
+            near = Vector(kills.ids_N[lo:hi], kills.deaths_N[lo:hi])
+            if self._is_passed_over(entry, known, near, allowed):
+                self._counts["by_filter"] += 1
                 return
-        else:
-            kills = killing.join([known, *(_vector(ids_K, born) for born, ids_K in hits)])
         ids_N, inner_N = self._cache.ids_and_deaths(self._parts, entry)
-        deaths_N = _earlier(killing.look_up(kills, ids_N), inner_N)
-        dead = int((deaths_N >= 0).sum())
-        others = _without(known, entry, ids_N, has_siblings=self._has_siblings(entry))
-        if dead == 0 or (rules.by_ratio and dead <= allowed and dead < entry.rows):
-            is_dead_N = deaths_N >= 0
-            exact = Vector(ids_N[is_dead_N], deaths_N[is_dead_N])
-            self._kills[key] = killing.join([others, exact])
-            self._count(by_ratio=1)
+        deaths_N = np.full(len(ids_N), -1, np.int64) if inner_N is None else inner_N.copy()
+        deaths.mark_deaths(ids_N, known.ids_N, known.deaths_N, deaths_N)
+        if not deaths.mark_deaths(ids_N, kills.ids_N, kills.deaths_N, deaths_N):
+            self._counts["by_ratio"] += 1
             return
-        self._kills[key] = others
-        self._split(entry, table.schema, deaths_N, allowed, may_close=inner_N is None)
+        is_dead_N = deaths_N >= 0
+        dead = np.count_nonzero(is_dead_N)
+        if rules.by_ratio and dead <= allowed and dead < entry.rows:
+            exact = Vector(ids_N[is_dead_N], deaths_N[is_dead_N])
+            self._kills[key] = self._replaced(known, entry, ids_N, exact)
+            self._counts["by_ratio"] += 1
+            return
+        self._kills[key] = self._replaced(known, entry, ids_N, NO_KILLS)
+        self._split(entry, table.schema, ids_N, deaths_N, allowed, may_close=inner_N is None)
+
+    def _is_passed_over(
+        self, entry: SegmentEntry, known: Vector, near: Vector, allowed: float
+    ) -> bool:
+        """Whether a chunk's filter says that too few of its rows are dead; those are noted."""
+        words_W = self._cache.filter(self._parts, entry)
+        if words_W is None:
+            return False
+        is_hit_K = bloom.has(words_W, near.ids_N)
+        hits = Vector(near.ids_N[is_hit_K], near.deaths_N[is_hit_K])
+        kills = killing.join([known, hits])
+        before, count = (
+            int(np.diff(np.searchsorted(vector.ids_N, (entry.first, entry.last + 1)))[0])
+            for vector in (known, kills)
+        )
+        if count != before and (count > allowed or count >= entry.rows):
+            return False
+        self._kills[entry.table, entry.born] = kills
+        return True
+
+    def _replaced(
+        self, known: Vector, entry: SegmentEntry, ids_N: np.ndarray, exact: Vector
+    ) -> Vector:
+        """A vector with other kills for one chunk's rows, and without its filter's false hits."""
+        if self._has_siblings(entry):
+            is_other_N = ~np.isin(known.ids_N, ids_N, assume_unique=True)
+            others = Vector(known.ids_N[is_other_N], known.deaths_N[is_other_N])
+            return killing.join([others, exact])
+        lo, hi = np.searchsorted(known.ids_N, (entry.first, entry.last + 1))
+        if hi - lo == len(known):
+            return exact
+        return Vector(
+            np.concatenate([known.ids_N[:lo], exact.ids_N, known.ids_N[hi:]]),
+            np.concatenate([known.deaths_N[:lo], exact.deaths_N, known.deaths_N[hi:]]),
+        )
 
     def _has_siblings(self, entry: SegmentEntry) -> bool:
         """Whether another chunk of the same birth lies in the same range of ids.
@@ -326,6 +396,7 @@ class Round:
         self,
         entry: SegmentEntry,
         schema: TableSchema,
+        ids_N: np.ndarray,
         deaths_N: np.ndarray,
         allowed: float,
         *,
@@ -338,11 +409,11 @@ class Round:
             # All of it died at once: nothing needs to move.
             closed = dataclasses.replace(entry, died=cells[0].died)
             self._swaps.append(_Swap(entry, (closed,)))
-            self._count(closed=1)
+            self._counts["closed"] += 1
             return
         if not cells and not len(split.alive_N):
             self._swaps.append(_Swap(entry, ()))
-            self._count(closed=1)
+            self._counts["closed"] += 1
             return
         segment = self._segments.read(entry, schema)
         self._count(read_bytes=entry.extent.bytes)
@@ -350,12 +421,13 @@ class Round:
         if len(split.alive_N):
             taken = segment.take(split.alive_N, has_filter=True, deaths_K=None)
             new.append(self._append(LIVE, entry, taken, died=entry.died))
+            self._cache.note_ids(new[0], ids_N[split.alive_N])
         for cell in cells:
             taken = segment.take(cell.positions_N, deaths_K=cell.deaths_N)
             new.append(self._append(EXTRACTED, entry, taken, died=cell.died))
             self._count(rows=taken.rows)
         self._swaps.append(_Swap(entry, tuple(new)))
-        self._count(extracted=1)
+        self._counts["extracted"] += 1
 
     def _append(
         self, bundle: str, old: SegmentEntry, encoded: EncodedSegment, *, died: int | None
@@ -430,8 +502,12 @@ class Round:
         ):
             return None
         swaps = {swap.old.extent: swap for swap in self._swaps}
-        segments = []
+        touched = {extent.object for extent in (*swaps, *self._moves)}
+        segments: list[SegmentEntry] = []
         for current in now.segments:
+            if current.extent.object not in touched:  # most, and cheaper than looking up extents
+                segments.append(current)
+                continue
             swap = swaps.get(current.extent)
             for new in (current,) if swap is None else _carried_over(swap, current):
                 extent = self._moves.get(new.extent, new.extent)
@@ -457,34 +533,3 @@ def _carried_over(swap: _Swap, current: SegmentEntry) -> tuple[SegmentEntry, ...
         dataclasses.replace(new, died=current.died) if new.died == swap.old.died else new
         for new in swap.new
     )
-
-
-def _in_range(entry: SegmentEntry, ids_K: np.ndarray) -> np.ndarray:
-    """Those of some ascending ids that lie between a chunk's first and last."""
-    lo = int(np.searchsorted(ids_K, entry.first))
-    hi = int(np.searchsorted(ids_K, entry.last, side="right"))
-    return ids_K[lo:hi]
-
-
-def _vector(ids_K: np.ndarray, died: int) -> Vector:
-    return Vector(ids_K, np.full(len(ids_K), died, np.int64))
-
-
-def _earlier(deaths_N: np.ndarray, inner_N: np.ndarray | None) -> np.ndarray:
-    """The earlier of two deaths, where -1 is none."""
-    if inner_N is None:
-        return deaths_N
-    both_N = np.minimum(deaths_N, inner_N)
-    earlier_N: np.ndarray = np.where(both_N >= 0, both_N, np.maximum(deaths_N, inner_N))
-    return earlier_N
-
-
-def _without(
-    known: Vector, entry: SegmentEntry, ids_N: np.ndarray, *, has_siblings: bool
-) -> Vector:
-    """A vector without one chunk's rows and, in its range, false hits of filters."""
-    if has_siblings:
-        is_other_N = ~np.isin(known.ids_N, ids_N, assume_unique=True)
-    else:
-        is_other_N = (known.ids_N < entry.first) | (known.ids_N > entry.last)
-    return Vector(known.ids_N[is_other_N], known.deaths_N[is_other_N])

@@ -33,7 +33,7 @@ class Extractor:
     def __init__(self, writer: RunWriter, rules: Extract | None) -> None:
         self._writer = writer
         self._rules = rules
-        self._cache = PartCache()
+        self._cache = PartCache(rules.memory_bytes if rules is not None else 0)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._is_waking = False

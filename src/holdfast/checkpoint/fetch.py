@@ -20,7 +20,7 @@ from holdfast.checkpoint import kills as killing
 from holdfast.checkpoint import tree
 from holdfast.checkpoint.catalog import Catalog, GridEntry, SegmentEntry
 from holdfast.checkpoint.checksum import as_hex, checksum
-from holdfast.checkpoint.kills import Vector
+from holdfast.checkpoint.kills import StoredKills
 from holdfast.checkpoint.object import Extent, read_footer, read_index
 from holdfast.checkpoint.segment import (
     HEADER_BYTES_MAX,
@@ -112,14 +112,14 @@ def read_dense(storage: Storage, extent: Extent) -> Any:
     return tree.from_bytes(read_checked(storage, extent))
 
 
-def read_kills(storage: Storage, grid: GridEntry | None) -> dict[tuple[str, int], Vector]:
+def read_kills(storage: Storage, grid: GridEntry | None) -> StoredKills:
     """A grid's deletion vectors, as far as they are valid.
 
     Raises:
         CorruptDataError: names the object.
     """
     if grid is None or grid.kills is None:
-        return {}
+        return StoredKills()
     data = read_checked(storage, grid.kills)
     return killing.from_bytes(data, through=grid.through, where=grid.kills.describe())
 

@@ -37,6 +37,7 @@ from holdfast.errors import InvalidRequestError
 EXTRACTED_BYTES_MIN = 32 << 10
 THRESHOLD_MIN = 0.01
 _FRAME_BYTES = 65  # of an object: head, tail, and a footer without segments (object.py)
+_INDEX_BYTES = 60  # a segment takes in its object's footer at most, beyond the table's name
 GARBAGE_MAX = 0.05  # of all stored bytes may be dead versions inside objects that still live
 
 
@@ -45,7 +46,8 @@ class Extract:
     """How selective extraction is; ``threshold`` is the paper's R, None: chosen by itself.
 
     The three stages and the concatenation of chunks into bundles can be switched off, to see what
-    each of them is worth.
+    each of them is worth. Ids of chunks are kept in ``memory_bytes``; where a chunk's are, its
+    filter is not asked.
     """
 
     threshold: float | None = None
@@ -53,6 +55,7 @@ class Extract:
     by_filter: bool = True
     by_ratio: bool = True
     bundles: bool = True
+    memory_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
         r = self.threshold
@@ -62,6 +65,11 @@ class Extract:
                 "the threshold of extraction is a share of rows",
                 threshold=r,
                 todo="give a number from 0 (extract everything) to 1, or None",
+            )
+        room = self.memory_bytes
+        if not isinstance(room, int) or isinstance(room, bool) or room < 0:
+            raise InvalidRequestError(
+                "the memory of extraction is a number of bytes", memory_bytes=room
             )
 
 
@@ -165,12 +173,6 @@ def _runs(counts: Sequence[int], allowed: float) -> list[tuple[int, int]]:
     return runs
 
 
-def _index_bytes(segment: SegmentEntry) -> int:
-    """What a segment takes in the footer of its object, a comma included."""
-    extent = segment.extent
-    return 34 + len(segment.table) + len(str(extent.offset)) + len(str(extent.bytes))
-
-
 def plan_moves(
     objects: Mapping[str, int],
     segments: Sequence[SegmentEntry],
@@ -187,7 +189,8 @@ def plan_moves(
     living: dict[str, int] = {}
     for segment in segments:
         name = segment.extent.object
-        living[name] = living.get(name, _FRAME_BYTES) + segment.extent.bytes + _index_bytes(segment)
+        size = segment.extent.bytes + len(segment.table) + _INDEX_BYTES
+        living[name] = living.get(name, _FRAME_BYTES) + size
     total = sum(objects.values())
     garbage_in = {name: max(0, objects[name] - size) for name, size in living.items()}
     garbage = sum(garbage_in.values())

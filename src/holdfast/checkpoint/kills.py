@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from holdfast.checkpoint import stored_json
 from holdfast.errors import CorruptDataError
+from holdfast.kernels import deaths
 
 MAGIC = b"HFKILLS1"
 _HEAD = struct.Struct("<8sQ")  # magic, length of the JSON
@@ -46,6 +47,28 @@ class Vector:
 
 NO_KILLS = Vector(np.empty(0, np.int64), np.empty(0, np.int64))
 Kills = Mapping[tuple[str, int], Vector]  # by table and birth
+
+
+class StoredKills(Mapping[tuple[str, int], Vector]):
+    """All vectors of a grid, one behind the other: what a restore hands to its kernel."""
+
+    def __init__(
+        self,
+        all_: Vector = NO_KILLS,
+        places: Mapping[tuple[str, int], tuple[int, int]] | None = None,
+    ) -> None:
+        self.all = all_
+        self.places = places or {}
+
+    def __getitem__(self, key: tuple[str, int]) -> Vector:
+        lo, hi = self.places[key]
+        return Vector(self.all.ids_N[lo:hi], self.all.deaths_N[lo:hi])
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
 
 
 def make_vector(ids_N: np.ndarray, deaths_N: np.ndarray) -> Vector:
@@ -82,11 +105,7 @@ def look_up(vector: Vector, ids_M: np.ndarray) -> np.ndarray:
     array([-1, 20, -1])
     """
     deaths_M = np.full(len(ids_M), -1, np.int64)
-    if len(vector) and len(ids_M):
-        at_N = np.searchsorted(ids_M, vector.ids_N)
-        at_N[at_N == len(ids_M)] = 0
-        is_here_N = ids_M[at_N] == vector.ids_N
-        deaths_M[at_N[is_here_N]] = vector.deaths_N[is_here_N]
+    deaths.mark_deaths(ids_M, vector.ids_N, vector.deaths_N, deaths_M)
     return deaths_M
 
 
@@ -120,7 +139,7 @@ def to_bytes(kills: Kills) -> bytes:
     )
 
 
-def from_bytes(data: bytes, *, through: int, where: str) -> dict[tuple[str, int], Vector]:
+def from_bytes(data: bytes, *, through: int, where: str) -> StoredKills:
     """The vectors that ``to_bytes`` wrote, without deaths after ``through``.
 
     Raises:
@@ -135,7 +154,7 @@ def from_bytes(data: bytes, *, through: int, where: str) -> dict[tuple[str, int]
         ) from error
 
 
-def _parse(data: bytes, through: int) -> dict[tuple[str, int], Vector]:
+def _parse(data: bytes, through: int) -> StoredKills:
     magic, head_bytes = _HEAD.unpack_from(data)
     at = _HEAD.size + head_bytes
     if magic != MAGIC or at > len(data):
@@ -146,36 +165,33 @@ def _parse(data: bytes, through: int) -> dict[tuple[str, int], Vector]:
     id_bytes = stored_json.count(head["id_bytes"])
     if steps != sorted(set(steps)) or id_bytes not in (4, 8):
         raise ValueError("steps or ids")
-    vectors = [tuple(map(stored_json.count, values)) for values in head["vectors"]]
-    counts_V = np.array([rows for _, _, rows in vectors], np.int64)
-    count = sum(rows for _, _, rows in vectors)
+    vectors_V3 = np.array(head["vectors"] or np.empty((0, 3), np.int64))
+    if vectors_V3.dtype != np.int64 or vectors_V3.ndim != 2 or (vectors_V3 < 0).any():
+        raise ValueError("vectors")
+    table_V, births_V, counts_V = vectors_V3.T
+    count = sum(counts_V.tolist())
     type_ = np.dtype(_step_type(len(steps)))
-    if len(data) != at + count * (id_bytes + type_.itemsize):
+    if (counts_V == 0).any() or len(data) != at + count * (id_bytes + type_.itemsize):
         raise ValueError("length")
     ids_N = np.frombuffer(data, f"<u{id_bytes}", count=count, offset=at).astype(np.int64)
     index_N = np.frombuffer(data, type_, count=count, offset=at + count * id_bytes)
-    if count and (int(index_N.max()) >= len(steps) or int(ids_N.min()) < 0):
-        raise ValueError("ids or step numbers")
     deaths_N = np.array(steps, np.int64)[index_N] if count else NO_KILLS.deaths_N
-    starts_V = np.cumsum(counts_V) - counts_V
-    is_ascending_N = np.ones(count, bool)
-    is_ascending_N[1:] = np.diff(ids_N) > 0
-    is_ascending_N[starts_V[counts_V > 0]] = True
-    births_N = np.repeat(np.array([born for _, born, _ in vectors], np.int64), counts_V)
-    if not is_ascending_N.all() or (deaths_N <= births_N).any():
+    if not deaths.are_vectors(ids_N, deaths_N, counts_V, births_V):
         raise ValueError("ids or deaths out of order")
+    keys = [(tables[table], born) for table, born in zip(table_V.tolist(), births_V.tolist(),
+                                                         strict=True)]  # fmt: skip
+    if len(set(keys)) != len(keys):
+        raise ValueError("vector")
+    ends_V = np.cumsum(counts_V)
     is_valid_N = deaths_N <= through
-    found: dict[tuple[str, int], Vector] = {}
-    for (table, born, rows), start in zip(vectors, starts_V.tolist(), strict=True):
-        key = (tables[table], born)
-        if rows == 0 or key in found:
-            raise ValueError("vector")
-        found[key] = Vector(ids_N[start : start + rows], deaths_N[start : start + rows])
     if not is_valid_N.all():
-        for key, vector in list(found.items()):
-            is_valid = vector.deaths_N <= through
-            found[key] = Vector(vector.ids_N[is_valid], vector.deaths_N[is_valid])
-    return {key: vector for key, vector in found.items() if len(vector)}
+        ends_V = np.concatenate([[0], np.cumsum(is_valid_N)])[ends_V]
+        ids_N, deaths_N = ids_N[is_valid_N], deaths_N[is_valid_N]
+    ends = ends_V.tolist()
+    places = zip(keys, [0, *ends], ends, strict=False)
+    return StoredKills(
+        Vector(ids_N, deaths_N), {key: (lo, hi) for key, lo, hi in places if hi > lo}
+    )
 
 
 def _step_type(count: int) -> str:

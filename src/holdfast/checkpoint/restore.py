@@ -23,7 +23,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +31,7 @@ import numpy as np
 from holdfast.checkpoint import fetch
 from holdfast.checkpoint.catalog import Catalog, SegmentEntry
 from holdfast.checkpoint.fetch import Group, PartReader, SegmentReader
-from holdfast.checkpoint.kills import Kills
+from holdfast.checkpoint.kills import StoredKills
 from holdfast.checkpoint.scatter import Scatter, Targets
 from holdfast.errors import CorruptDataError, DataLossError
 from holdfast.kernels import bitmap, bloom
@@ -145,42 +145,47 @@ def restore_rows(
     entry = catalog.checkpoint(step)
     schemas = {t.name: t for t in catalog.schema_of(entry)}
     layers = plan_layers(catalog, step, list(targets), alive)
-    reader = SegmentReader(storage)
-    seconds = {True: 0.0, False: 0.0}
-    masked = 0
+    base = layers[0].segments if layers else ()  # a model may have no tables
+    later = layers[1:]
     grid = catalog.grid_of(entry)
-    kills: Kills = {}
+    reader = SegmentReader(storage)
     with ThreadPoolExecutor(threads or default_threads(), "holdfast-restore") as pool:
-        first = layers[0].segments if layers else ()  # a model may have no tables
-        fetch.check_frames(storage, catalog, [s.extent for s in first])
-        for number, layer in enumerate(layers):
-            started = time.perf_counter()
-            scatter = Scatter(targets, schemas, kills, step, on_ids=on_ids)
-            tasks = [
-                pool.submit(_load, reader, scatter, group, is_masked=layer.is_masked)
-                for group in fetch.groups(layer.segments)
+
+        def load(groups: list[Group], scatter: Scatter, *, is_masked: bool) -> list[Future[int]]:
+            return [
+                pool.submit(_load, reader, scatter, group, is_masked=is_masked) for group in groups
             ]
-            try:
-                if number == 0 and len(layers) > 1:
-                    # While the base is read: what must be known before the rest of it is.
-                    extents = [s.extent for later in layers[1:] for s in later.segments]
-                    if any(later.is_masked for later in layers) and grid is not None:
-                        extents += [] if grid.kills is None else [grid.kills]
-                        kills = fetch.read_kills(storage, grid)
-                    fetch.check_frames(storage, catalog, extents)
+
+        try:
+            started = time.perf_counter()
+            fetch.check_frames(storage, catalog, [s.extent for s in base])
+            scatter = Scatter(targets, schemas, StoredKills(), step, on_ids=on_ids)
+            tasks = load(fetch.groups(base), scatter, is_masked=False)
+            # While the base is read: what must be known before the rest of it is.
+            extents = [s.extent for layer in later for s in layer.segments]
+            if grid is not None and any(layer.is_masked for layer in later):
+                extents += [] if grid.kills is None else [grid.kills]
+                kills = fetch.read_kills(storage, grid)
+                scatter = Scatter(targets, schemas, kills, step, on_ids=on_ids)
+            fetch.check_frames(storage, catalog, extents)
+            planned = [(fetch.groups(layer.segments), layer.is_masked) for layer in later]
+            masked = sum(task.result() for task in tasks)
+            base_s = time.perf_counter() - started
+            for groups, is_masked in planned:
+                tasks = load(groups, scatter, is_masked=is_masked)
                 masked += sum(task.result() for task in tasks)
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-            seconds[layer.is_base] += time.perf_counter() - started
+            delta_s = time.perf_counter() - started - base_s
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
     segments = [s for layer in layers for s in layer.segments]
     return RestoreStats(
         rows=sum(s.rows for s in segments),
         bytes=sum(s.extent.bytes for s in segments),
         masked_rows=masked,
         base_bytes=sum(s.extent.bytes for layer in layers if layer.is_base for s in layer.segments),
-        base_s=seconds[True],
-        delta_s=seconds[False],
+        base_s=base_s,
+        delta_s=delta_s,
     )
 
 

@@ -49,7 +49,6 @@ _COLUMN = struct.Struct("<8sIIQ")  # wire width 0 bytes
 _CHUNK = struct.Struct("<QQQQ")  # filter_bytes filter_sum deaths_bytes deaths_sum
 _DEATHS = struct.Struct("<II")  # steps 0
 _SUM = struct.Struct("<Q")
-HEADER_BYTES_MIN = _HEAD.size
 _BLOCK_BYTES = 32  # of a filter
 _ZEROS = bytes(ALIGN)
 
@@ -193,16 +192,6 @@ def _index_type(count: int) -> str:
     return "<u1" if count <= 1 << 8 else "<u2" if count <= 1 << 16 else "<u4"
 
 
-def death_layout(count_S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For segments with so many different steps of death: where the rows' numbers begin, counted
-    from the first step, and how many bytes each takes."""
-    item_S = np.where(count_S <= 1 << 8, 1, np.where(count_S <= 1 << 16, 2, 4))
-    return 8 * count_S, item_S
-
-
-DEATHS_HEAD_BYTES = _DEATHS.size
-
-
 def _decode_deaths(data: memoryview, rows: int) -> np.ndarray:
     """One step for each row; raises ValueError where the bytes say something else."""
     if len(data) < _DEATHS.size:
@@ -276,135 +265,6 @@ def parse_header(data: memoryview, *, total_bytes: int, where: str) -> SegmentHe
         raise damaged("wrong length", expected=offset, found=total_bytes)
     filter_, ids, deaths = parts
     return SegmentHeader(rows, first, last, encoding, filter_, ids, deaths, tuple(columns))
-
-
-@dataclass(frozen=True, slots=True)
-class HeaderArrays:
-    """The headers of S segments in one buffer, as arrays; offsets are of the buffer.
-
-    Where ``is_sound_S`` is False the other numbers mean nothing: ``parse_header`` tells what is
-    wrong. Columns a segment does not have are zero.
-    """
-
-    is_sound_S: np.ndarray
-    rows_S: np.ndarray
-    first_S: np.ndarray
-    last_S: np.ndarray
-    ids_encoding_S: np.ndarray
-    ids_at_S: np.ndarray
-    ids_bytes_S: np.ndarray
-    deaths_at_S: np.ndarray
-    deaths_bytes_S: np.ndarray
-    columns_S: np.ndarray
-    wires_SC: np.ndarray
-    widths_SC: np.ndarray
-    sections_at_SC: np.ndarray
-    sections_bytes_SC: np.ndarray
-
-
-_HEAD_TYPE = np.dtype(
-    [("magic", "<u4"), ("format", "<u2"), ("ids_encoding", "u1"), ("columns", "u1"),
-     ("rows", "<u4"), ("zero", "<u4"), ("first", "<u8"), ("last", "<u8"), ("ids_bytes", "<u8"),
-     ("ids_sum", "<u8")]
-)  # fmt: skip
-_COLUMN_TYPE = np.dtype([("wire", "<u8"), ("width", "<u4"), ("zero", "<u4"), ("bytes", "<u8")])
-_CHUNK_TYPE = np.dtype([("filter", "<u8"), ("filter_sum", "<u8"), ("deaths", "<u8"),
-                        ("deaths_sum", "<u8")])  # fmt: skip
-_SIZE_MAX = 1 << 40  # keeps sums of lengths far from wrapping around
-
-
-def wire_number(wire: bytes) -> int:
-    """A codec's wire bytes as ``HeaderArrays`` has them."""
-    return int.from_bytes(wire, "little")
-
-
-def _gathered(buffer_B: np.ndarray, at_S: np.ndarray, type_: np.dtype[Any]) -> np.ndarray:
-    """One record at each place; a place too near the end reads zeros."""
-    end = len(buffer_B) - type_.itemsize
-    is_inside_S = (at_S >= 0) & (at_S <= end)
-    place_S = np.where(is_inside_S, at_S, 0)
-    bytes_SN = buffer_B[place_S[:, None] + np.arange(type_.itemsize)]
-    bytes_SN[~is_inside_S] = 0
-    found: np.ndarray = bytes_SN.view(type_)[:, 0]
-    return found
-
-
-def parse_headers(
-    buffer_B: np.ndarray, at_S: np.ndarray, bytes_S: np.ndarray, *, columns_max: int
-) -> HeaderArrays:
-    """The headers of many segments whose checksums are confirmed, checked all at once.
-
-    The same checks as ``parse_header``, but for the header's own checksum, which the segment's
-    covers. A segment with more columns than ``columns_max`` is called unsound.
-    """
-    assert len(buffer_B) >= HEADER_BYTES_MIN
-    head_S = _gathered(buffer_B, at_S, _HEAD_TYPE)
-    count_S = head_S["columns"].astype(np.int64)
-    rows_S = head_S["rows"].astype(np.int64)
-    is_chunk_S = head_S["format"] == CHUNK
-    extra_S = np.where(is_chunk_S, _CHUNK.size, 0)
-    end_S = _HEAD.size + count_S * _COLUMN.size + extra_S + _SUM.size
-    chunk_S = _gathered(buffer_B, at_S + _HEAD.size + count_S * _COLUMN.size, _CHUNK_TYPE)
-    filter_S = np.where(is_chunk_S, chunk_S["filter"], 0)
-    deaths_S = np.where(is_chunk_S, chunk_S["deaths"], 0)
-    ids_S = head_S["ids_bytes"]
-    first_S, last_S = head_S["first"], head_S["last"]
-    is_sound_S = (
-        (head_S["magic"] == int.from_bytes(MAGIC, "little"))
-        & (is_chunk_S | (head_S["format"] == PLAIN))
-        & (head_S["zero"] == 0)
-        & (rows_S > 0)
-        & (count_S > 0)
-        & (count_S <= columns_max)
-        & (first_S <= last_S)
-        & (last_S < 1 << 62)
-        & (filter_S < _SIZE_MAX)
-        & (deaths_S < _SIZE_MAX)
-        & (ids_S < _SIZE_MAX)
-        & (filter_S % _BLOCK_BYTES == 0)
-        & (~is_chunk_S | (filter_S + deaths_S > 0))
-    )
-    sizes = [np.where(is_sound_S, size_S, 0).astype(np.int64) for size_S in
-             (filter_S, ids_S, deaths_S)]  # fmt: skip
-    places = []
-    offset_S = end_S
-    for size_S in sizes:
-        places.append(at_S + offset_S)
-        offset_S = offset_S + size_S + -size_S % ALIGN
-    shape = (len(at_S), columns_max)
-    wires_SC, widths_SC, at_SC, bytes_SC = (np.zeros(shape, np.int64) for _ in range(4))
-    for c in range(columns_max):
-        has_S = count_S > c
-        column_S = _gathered(buffer_B, at_S + _HEAD.size + c * _COLUMN.size, _COLUMN_TYPE)
-        size_S = np.where(has_S & (column_S["bytes"] < _SIZE_MAX), column_S["bytes"], 0)
-        size_S = size_S.astype(np.int64)
-        is_sound_S &= ~has_S | (
-            (column_S["zero"] == 0) & (column_S["width"] > 0) & (size_S >= rows_S)
-        )
-        wires_SC[:, c] = np.where(has_S, column_S["wire"].view(np.int64), 0)
-        widths_SC[:, c] = np.where(has_S, column_S["width"], 0)
-        at_SC[:, c] = at_S + offset_S
-        bytes_SC[:, c] = size_S
-        offset_S = offset_S + size_S + -size_S % ALIGN
-    is_sound_S &= offset_S == bytes_S
-    first_S, last_S = first_S.astype(np.int64), last_S.astype(np.int64)
-    is_sound_S &= rows_S <= last_S - first_S + 1
-    return HeaderArrays(
-        is_sound_S=is_sound_S,
-        rows_S=rows_S,
-        first_S=first_S,
-        last_S=last_S,
-        ids_encoding_S=head_S["ids_encoding"].astype(np.int64),
-        ids_at_S=places[1],
-        ids_bytes_S=sizes[1],
-        deaths_at_S=places[2],
-        deaths_bytes_S=sizes[2],
-        columns_S=count_S,
-        wires_SC=wires_SC,
-        widths_SC=widths_SC,
-        sections_at_SC=at_SC,
-        sections_bytes_SC=bytes_SC,
-    )
 
 
 class Segment:

@@ -59,7 +59,9 @@ def _round_trip(codec: Codec, ids_N: np.ndarray, *, has_grid: bool) -> None:
     words_W = segment.filter()
     if words_W is not None:
         bloom.has(words_W, ids_N)
-    job_J = np.zeros((1, place.JOB_NUMBERS), np.int64)
-    nothing = np.empty(0, np.int64)
-    columns_SCK = np.zeros((0, 1, 3), np.int64)
-    place.place(np.zeros(8, np.uint8), job_J[:0], columns_SCK, nothing, nothing, 0)
+    nothing_K = np.empty(0, np.int64)
+    nothing_TC = np.empty((0, 1), np.int64)
+    tables = place.Tables(nothing_K, nothing_TC, nothing_TC)
+    facts_SF = np.empty((0, place.KILLS_HI + 1), np.int64)
+    no_bytes_B = np.frombuffer(bytearray(8), np.uint8)
+    place.place(no_bytes_B, facts_SF, tables, 0, nothing_K, nothing_K, 0, is_masked=True)

@@ -1,25 +1,27 @@
 """Rows of many small segments into their tables, in one call.
 
-A grid has thousands of small chunks. To decode each from Python would cost more than its rows do;
-here one kernel goes through all segments of a buffer: it unpacks their ids, leaves out rows that
-are dead, and copies the others, table by table and column by column. For columns stored as they are
-in memory (fp32); other codecs have their own kernels.
+A grid has thousands of small chunks. To take each from Python would cost more than its rows do;
+here one kernel goes through all segments of a buffer: it reads and checks their headers, unpacks
+their ids, leaves out rows that are dead, and copies the others, table by table and column by
+column. For columns stored as they are in memory (fp32); a segment of another codec, or one that is
+damaged, is left to the caller.
 
 Invariants:
-- Ids are unpacked and checked before a segment's first row is copied; a segment whose ids are not
-  what its header says stops the call and is named.
-- Nothing is read outside the buffer and nothing written outside a table, as long as the caller has
-  checked the numbers in ``jobs_SJ`` against the buffer and the tables: parts inside the buffer,
-  ``last`` below the table's rows, sections of rows * width floats.
+- A segment is checked against its bytes, what the catalog says of it, and its table, before its
+  first row is copied; of one that is left to the caller nothing was copied.
+- Nothing is read outside the buffer and nothing written outside a table, as long as the segments
+  lie in the buffer and the tables are as ``Tables`` says.
 
-Not here: checksums and headers (checkpoint/fetch.py), other codecs (checkpoint/codec.py).
+Not here: checksums (checkpoint/fetch.py), the bytes of a segment (segments.py), other codecs
+(checkpoint/codec.py).
 
-Shapes: buffer_B  bytes of all segments; jobs_SJ  S segments, J numbers named below; columns_SCK  C
-columns of each, the 3 numbers named below; kills_K, deaths_K  killed rows of all segments and when.
+Shapes: buffer_B  bytes of all segments; facts_SF  S segments, F numbers named below; rows_T,
+widths_TC, address_TC  T tables, C columns; kills_K, deaths_K  killed rows of all segments and when.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numba
@@ -29,35 +31,39 @@ from numba import njit, types
 from numba.core import cgutils as _cgutils
 from numba.extending import intrinsic
 
+from holdfast.kernels import segments
 from holdfast.kernels.ids import unpack
 from holdfast.kernels.rows import prefetch
+from holdfast.kernels.segments import mask_dead, read_head
 
 # Numba's own code generation is untyped.
 cgutils: Any = _cgutils
 carray: Any = numba.carray  # type: ignore[attr-defined]
 
-# The numbers of a segment, in this order.
+# What the catalog says of a segment, in this order.
 (
+    AT,  # where in the buffer it begins
+    BYTES,
     ROWS,
     FIRST,
     LAST,
-    ID_ENCODING,
-    IDS_AT,
-    IDS_BYTES,
-    DEATH_STEPS_AT,  # where its own deaths begin, or -1
-    DEATH_STEPS,  # how many different steps
-    DEATHS_AT,
-    DEATH_ITEM,  # bytes of a row's step number
+    TABLE,
     DEATHS_THROUGH,  # deaths after this step do not count
-    KILLS_LO,
+    KILLS_LO,  # its deletion vector
     KILLS_HI,
-    TABLE_ROWS,
-) = range(14)
-JOB_NUMBERS = 14
-# The numbers of a column: where its section begins, its width, the address of its table.
-SECTION_AT, WIDTH, ADDRESS = range(3)
+) = range(9)
 
 _AHEAD = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Where rows go: the rows of each table, the width of each of its columns (0: none) and the
+    address of its memory (0: the column is not wanted)."""
+
+    rows_T: npt.NDArray[np.int64]
+    widths_TC: npt.NDArray[np.int64]
+    address_TC: npt.NDArray[np.int64]
 
 
 def _as_pointer(typingctx: Any, address: Any) -> Any:
@@ -73,44 +79,46 @@ as_pointer: Any = intrinsic(_as_pointer)
 
 
 @njit(cache=True, nogil=True)
-def _number(buffer_B: Any, at: int, size: int) -> Any:
-    value = np.uint64(0)
-    for b in range(size):
-        value |= np.uint64(buffer_B[at + b]) << np.uint64(8 * b)
-    return np.int64(value)
-
-
-@njit(cache=True, nogil=True)
-def _mask_own(buffer_B: Any, job_J: Any, step: int, ids_N: Any) -> int:
-    """Leave out rows that the segment itself knows to be dead; how many, or -1 for nonsense."""
-    masked = 0
-    size = job_J[DEATH_ITEM]
-    for i in range(ids_N.size):
-        index = _number(buffer_B, job_J[DEATHS_AT] + i * size, size)
-        if index >= job_J[DEATH_STEPS]:
-            return -1
-        died = _number(buffer_B, job_J[DEATH_STEPS_AT] + index * 8, 8)
-        if died <= step and died <= job_J[DEATHS_THROUGH] and ids_N[i] >= 0:
-            ids_N[i] = -1
-            masked += 1
-    return masked
+def _is_expected(fact_F: Any, head_H: Any, columns_CK: Any, rows_T: Any, widths_TC: Any,
+                 wire: int) -> bool:  # fmt: skip
+    """Whether a segment is what the catalog and its table say, all columns stored plain."""
+    rows = head_H[segments.ROWS]
+    if rows != fact_F[ROWS] or head_H[segments.FIRST] != fact_F[FIRST]:
+        return False
+    if head_H[segments.LAST] != fact_F[LAST] or fact_F[LAST] >= rows_T[fact_F[TABLE]]:
+        return False
+    for c in range(widths_TC.shape[1]):
+        width = widths_TC[fact_F[TABLE], c]
+        if c >= head_H[segments.COLUMNS]:
+            if width != 0:
+                return False
+            continue
+        if columns_CK[c, segments.WIDTH] != width or columns_CK[c, segments.WIRE] != wire:
+            return False
+        if columns_CK[c, segments.SECTION_BYTES] != 4 * rows * width:
+            return False
+    return True
 
 
 @njit(cache=True, nogil=True)
 def _mask_killed(kills_K: Any, deaths_K: Any, lo: int, hi: int, step: int, ids_N: Any) -> int:
     """Leave out rows that a deletion vector names; both are ascending."""
+    last = ids_N[ids_N.size - 1]
+    k = lo + np.searchsorted(kills_K[lo:hi], ids_N[0])
     masked = 0
     i = 0
-    for k in range(lo, hi):
-        row = kills_K[k]
-        while i < ids_N.size and ids_N[i] < row:
-            i += 1
-        if i == ids_N.size:
-            break
-        if ids_N[i] == row and deaths_K[k] <= step:
-            ids_N[i] = -1
-            masked += 1
-            i += 1
+    while k < hi and kills_K[k] <= last:
+        if deaths_K[k] <= step:
+            row = kills_K[k]
+            while ids_N[i] < row:  # ends: the last id is not below it
+                i += 1
+            if ids_N[i] == row:
+                ids_N[i] = -1
+                masked += 1
+                i += 1
+                if i == ids_N.size:
+                    break
+        k += 1
     return masked
 
 
@@ -131,60 +139,94 @@ def _copy_rows(src_ND: Any, dst_MD: Any, ids_N: Any) -> None:
 def _place(
     buffer_B: Any,
     address: int,
-    jobs_SJ: Any,
-    columns_SCK: Any,
+    facts_SF: Any,
+    rows_T: Any,
+    widths_TC: Any,
+    address_TC: Any,
+    wire: int,
     kills_K: Any,
     deaths_K: Any,
     step: int,
+    is_masked: bool,
     ids_X: Any,
+    is_odd_S: Any,
 ) -> int:
+    head_H = np.zeros(segments.HEAD_NUMBERS, np.int64)
+    columns_CK = np.zeros((widths_TC.shape[1], segments.COLUMN_NUMBERS), np.int64)
     masked = 0
-    for s in range(jobs_SJ.shape[0]):
-        job_J = jobs_SJ[s]
-        ids_N = ids_X[: job_J[ROWS]]
-        ids_at = job_J[IDS_AT]
-        data_B = buffer_B[ids_at : ids_at + job_J[IDS_BYTES]]
-        if not unpack(job_J[ID_ENCODING], data_B, job_J[FIRST], job_J[LAST], ids_N):
-            return -1 - s
-        # Vectors first: they need ids in order, and masking takes some away.
-        if job_J[KILLS_HI] > job_J[KILLS_LO]:
-            masked += _mask_killed(kills_K, deaths_K, job_J[KILLS_LO], job_J[KILLS_HI], step, ids_N)
-        if job_J[DEATH_STEPS_AT] >= 0:
-            own = _mask_own(buffer_B, job_J, step, ids_N)
-            if own < 0:
-                return -1 - s
-            masked += own
-        for c in range(columns_SCK.shape[1]):
-            width = columns_SCK[s, c, WIDTH]
-            if width == 0:
+    for s in range(facts_SF.shape[0]):
+        fact_F = facts_SF[s]
+        is_odd_S[s] = True
+        if not read_head(buffer_B, fact_F[AT], fact_F[BYTES], head_H, columns_CK):
+            continue
+        if not _is_expected(fact_F, head_H, columns_CK, rows_T, widths_TC, wire):
+            continue
+        rows = head_H[segments.ROWS]
+        ids_N = ids_X[:rows]
+        ids_at = head_H[segments.IDS_AT]
+        data_B = buffer_B[ids_at : ids_at + head_H[segments.IDS_BYTES]]
+        encoding = head_H[segments.IDS_ENCODING]
+        if not unpack(encoding, data_B, fact_F[FIRST], fact_F[LAST], ids_N):
+            continue
+        if is_masked:
+            # Vectors first: they need ids in order, and masking takes some away.
+            found = 0
+            if fact_F[KILLS_HI] > fact_F[KILLS_LO]:
+                found = _mask_killed(
+                    kills_K, deaths_K, fact_F[KILLS_LO], fact_F[KILLS_HI], step, ids_N
+                )
+            if head_H[segments.DEATHS_BYTES] > 0:
+                own = mask_dead(buffer_B, head_H, step, fact_F[DEATHS_THROUGH], ids_N)
+                if own < 0:
+                    continue
+                found += own
+            masked += found
+        is_odd_S[s] = False
+        for c in range(head_H[segments.COLUMNS]):
+            target = address_TC[fact_F[TABLE], c]
+            if target == 0:
                 continue
-            src_ND = carray(
-                as_pointer(address + columns_SCK[s, c, SECTION_AT]),
-                (job_J[ROWS], width),
-                np.uint32,
-            )
-            dst_MD = carray(
-                as_pointer(columns_SCK[s, c, ADDRESS]), (job_J[TABLE_ROWS], width), np.uint32
-            )
+            width = widths_TC[fact_F[TABLE], c]
+            section_at = address + columns_CK[c, segments.SECTION_AT]
+            src_ND = carray(as_pointer(section_at), (rows, width), np.uint32)
+            dst_MD = carray(as_pointer(target), (rows_T[fact_F[TABLE]], width), np.uint32)
             _copy_rows(src_ND, dst_MD, ids_N)
     return masked
 
 
 def place(
     buffer_B: npt.NDArray[np.uint8],
-    jobs_SJ: npt.NDArray[np.int64],
-    columns_SCK: npt.NDArray[np.int64],
+    facts_SF: npt.NDArray[np.int64],
+    tables: Tables,
+    wire: int,
     kills_K: npt.NDArray[np.int64],
     deaths_K: npt.NDArray[np.int64],
     step: int,
-) -> int:
+    *,
+    is_masked: bool,
+) -> tuple[int, npt.NDArray[np.bool_]]:
     """Copy the rows of all segments that are alive at a step to their places in their tables.
 
-    Returns how many rows were left out because they are dead; -1 - s where segment s is damaged
-    (those before it are placed by then).
+    ``wire`` marks a plain column (the 8 bytes as a number). Returns how many rows were left out
+    because they are dead, and which segments are left to the caller.
     """
-    assert buffer_B.flags.c_contiguous and jobs_SJ.shape[1] == JOB_NUMBERS
-    assert len(jobs_SJ) == len(columns_SCK)
-    ids_X = np.empty(int(jobs_SJ[:, ROWS].max(initial=0)), np.int64)
-    address = buffer_B.ctypes.data
-    return int(_place(buffer_B, address, jobs_SJ, columns_SCK, kills_K, deaths_K, step, ids_X))
+    assert buffer_B.flags.c_contiguous
+    # No more rows than bytes, whatever the catalog says; a header that lies is found out.
+    rows_max = int(np.minimum(facts_SF[:, ROWS], facts_SF[:, BYTES]).max(initial=0))
+    is_odd_S = np.zeros(len(facts_SF), np.bool_)
+    masked = _place(
+        buffer_B,
+        buffer_B.ctypes.data,
+        facts_SF,
+        tables.rows_T,
+        tables.widths_TC,
+        tables.address_TC,
+        wire,
+        kills_K,
+        deaths_K,
+        step,
+        is_masked,
+        np.empty(rows_max, np.int64),
+        is_odd_S,
+    )
+    return int(masked), is_odd_S

@@ -57,6 +57,7 @@ class FolderStorage:
 
     def __init__(self, root: str | Path) -> None:
         self._root = Path(root).expanduser().absolute()
+        self._url = str(self._root)
 
     def __repr__(self) -> str:
         return f"FolderStorage({self.url!r})"
@@ -64,7 +65,7 @@ class FolderStorage:
     @property
     def url(self) -> str:
         """The folder's absolute path."""
-        return str(self._root)
+        return self._url
 
     def create(self, name: str) -> FolderWriter:
         """Start a new object in a temporary file."""
@@ -156,12 +157,12 @@ class FolderStorage:
     @contextmanager
     def _open(self, name: str) -> Iterator[tuple[int, int]]:
         """A readable descriptor of an object, and its length."""
-        path = self._root / check_name(name)
         # Without O_NONBLOCK a pipe placed in the folder would make us wait for ever.
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        with _reporting("read", name, self.url):
+        # Not _reporting, and no Path: restores open hundreds of objects.
+        try:
             try:
-                fd = os.open(path, flags)
+                fd = os.open(f"{self.url}/{check_name(name)}", flags)
             except (FileNotFoundError, NotADirectoryError) as error:
                 raise no_such_object(name, url=self.url) from error
             try:
@@ -171,6 +172,10 @@ class FolderStorage:
                 yield fd, status.st_size
             finally:
                 os.close(fd)
+        except UnavailableError:
+            raise  # ours, although it is an OSError too
+        except OSError as error:
+            raise storage_error(error, doing="read", path=name, url=self.url) from error
 
     def _check_end(self, name: str, end: int, size: int) -> None:
         """Before memory is taken: a range past the end would be found out only afterwards."""

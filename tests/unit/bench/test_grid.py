@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import mmap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -199,8 +200,8 @@ def test_peak_memory_is_that_since_the_reset() -> None:
     before = reset_peak()
     if before is None:
         pytest.skip("this system does not tell a process's peak")
-    block = np.ones(64 << 20, np.uint8)
-    del block
+    with mmap.mmap(-1, 64 << 20) as block:  # not from memory that the process has already
+        block.write(bytes(64 << 20))
     peak = peak_bytes()
     assert peak is not None and peak >= before + (48 << 20)
     again = reset_peak()

@@ -122,7 +122,8 @@ SWITCHES = ("by_range", "by_filter", "by_ratio", "bundles")
 def test_stages_switched_off_change_the_layout_and_not_the_rows(
     tmp_path: Path, off: Sequence[str]
 ) -> None:
-    rules = hf.Extract(threshold=0.2, **dict.fromkeys(off, False))
+    # Without memory for ids: where those are known, filters are not asked.
+    rules = hf.Extract(threshold=0.2, memory_bytes=0, **dict.fromkeys(off, False))
     with Life(tmp_path, seed=7, extract=rules) as life:
         grow(life, 9, size=40)
         life.save([1, 5, 298], range(0, 90, 3))
@@ -144,6 +145,19 @@ def test_stages_switched_off_change_the_layout_and_not_the_rows(
             assert all(chunks_in[name] <= 1 for name in bundles if "/kills-" not in name)
         else:
             assert any(chunks_in[name] > 1 for name in bundles)
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 3_000, 64 << 20])
+def test_memory_changes_what_is_read_and_not_what_is_kept(
+    tmp_path: Path, memory_bytes: int
+) -> None:
+    rules = hf.Extract(threshold=0.2, memory_bytes=memory_bytes)
+    with Life(tmp_path, seed=3, extract=rules) as life:
+        grow(life, 12, size=40)
+        life.assert_exact()
+        rounds = life.heard(events.Extracted)
+        by_filter = sum(round_.by_filter for round_ in rounds)
+        assert bool(by_filter) == (memory_bytes < 64 << 20)  # all ids were in memory, or not
 
 
 def test_chunk_that_died_at_once_is_closed_without_moving_a_byte(tmp_path: Path) -> None:
