@@ -37,11 +37,13 @@ from holdfast.recsys.presets import ModelKind
 
 THRESHOLDS = (0.0, 0.01, 0.02, 0.04, 0.08, 0.16)
 AUTO = "auto"
+# Without memory for ids, as in the paper: a filter that is asked saves reading them.
 FILTERS: Mapping[str, Extract] = {
-    "none": Extract(by_range=False, by_filter=False, by_ratio=False),
-    "range": Extract(by_filter=False, by_ratio=False),
-    "range + Bloom": Extract(by_ratio=False),
-    "all three": Extract(),
+    "none": Extract(by_range=False, by_filter=False, by_ratio=False, memory_bytes=0),
+    "range": Extract(by_filter=False, by_ratio=False, memory_bytes=0),
+    "range + Bloom": Extract(by_ratio=False, memory_bytes=0),
+    "all three": Extract(memory_bytes=0),
+    "range + ratio, ids in memory": Extract(),
 }
 BUNDLES: Mapping[str, Extract] = {
     "off": Extract(threshold=0.0, bundles=False),

@@ -19,6 +19,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
+import operator
 from dataclasses import dataclass
 from typing import Self
 
@@ -49,6 +50,9 @@ class SegmentEntry:
     def is_alive(self, step: int) -> bool:
         """Whether a restore of ``step`` reads this segment."""
         return self.born <= step and (self.died is None or step < self.died)
+
+
+_BORN = operator.attrgetter("born")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +168,10 @@ class Catalog:
 
     def alive(self, step: int, table: str | None = None) -> list[SegmentEntry]:
         """What a restore of ``step`` reads, oldest born first; one table's, or every table's."""
-        chosen = [
-            segment
-            for segment in self.segments
-            if segment.is_alive(step) and (table is None or segment.table == table)
-        ]
-        return sorted(chosen, key=lambda segment: segment.born)
+        found = [segment for segment in self.segments if segment.is_alive(step)]
+        if table is not None:
+            found = [segment for segment in found if segment.table == table]
+        return sorted(found, key=_BORN)
 
     def grid_of(self, entry: CheckpointEntry) -> GridEntry | None:
         """The grid that a checkpoint is part of."""
