@@ -24,7 +24,9 @@ ALLOWED = {
     "bench": {"errors", "events", "kernels", "storage", "tables", "checkpoint", "recsys", "report"},
 }
 ALLOWED["cli"] = set(ALLOWED)
-KERNEL_PACKAGES = {"__future__", "typing", "collections", "numpy", "numba", "holdfast"}
+KERNEL_PACKAGES = {
+    "__future__", "typing", "collections", "dataclasses", "numpy", "numba", "holdfast"
+}  # fmt: skip
 
 
 def imported(path: Path) -> set[str]:

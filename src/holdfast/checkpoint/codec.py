@@ -13,13 +13,14 @@ promise: NaN or infinities, values beyond what its fp16 parameters reach, rows s
 
 Invariants:
 - fp32 sections and exceptions return every bit, NaN payloads and -0.0 included.
-- Every other row stays within ``error_bound``.
+- Every other row stays within its error bound (errorbound.py).
 - The same rows give the same bytes; so do the same rows taken from the same section, in one
   go or in several.
 - A section is checked whole (lengths, row numbers, block numbers, finite parameters) before the
   first row is written; what fails raises and leaves the table as it was.
 
-Not here: which codec is used when (bitwidth.py); the bytes around a section (segment.py).
+Not here: how far a decoded row may be off (errorbound.py); which codec is used when (bitwidth.py);
+the bytes around a section (segment.py).
 
 Shapes: rows_ND  N rows of D floats; dst_MD  a table of M rows; ids_N  where the rows go; scale_N,
 offset_N, lo_N, hi_N  parameters of a row; codes_NB  B bytes of packed codes a row; books_CK  C
@@ -213,7 +214,7 @@ def decode_into(
     assert dst_MD.ndim == 2 and dst_MD.dtype == np.float32 and dst_MD.flags.c_contiguous
     assert dst_MD.shape[1] == width and ids_N.shape == (rows,)
     codec = Codec.from_wire(wire)
-    content = _read(codec, section, rows=rows, width=width)
+    content = read_section(codec, section, rows=rows, width=width)
     _scatter(codec, content, dst_MD, np.ascontiguousarray(ids_N, dtype=np.int64))
 
 
@@ -225,7 +226,7 @@ def decode(wire: bytes, section: Any, *, rows: int, width: int) -> npt.NDArray[n
     """
     codec = Codec.from_wire(wire)
     # Read before the rows are allocated: a lying row count must not cost memory.
-    content = _read(codec, section, rows=rows, width=width)
+    content = read_section(codec, section, rows=rows, width=width)
     rows_ND = np.empty((rows, width), np.float32)
     _scatter(codec, content, rows_ND, np.arange(rows, dtype=np.int64))
     return rows_ND
@@ -246,7 +247,7 @@ def take(
         CorruptDataError: the section cannot be what ``encode`` wrote for this many rows.
     """
     codec = Codec.from_wire(wire)
-    parts, raw_E, raw_rows_EB = _read(codec, section, rows=rows, width=width)
+    parts, raw_E, raw_rows_EB = read_section(codec, section, rows=rows, width=width)
     positions_T = np.ascontiguousarray(positions_T, dtype=np.int64)
     assert positions_T.ndim == 1 and positions_T.size and is_ascending(positions_T)
     assert positions_T[-1] < rows
@@ -288,69 +289,45 @@ def _take_books(codec: Codec, parts: Parts, positions_T: Array) -> tuple[Codec, 
     return codec, {"books": room_CK, "block": number_C[block_T]}
 
 
-def error_bound(codec: Codec, rows_ND: Array) -> npt.NDArray[np.float64]:
-    """The largest absolute error that decoding may show in each row; zero for exceptions.
+def read_section(codec: Codec, section: Any, *, rows: int, width: int) -> Content:
+    """The checked arrays of a section, the exceptions' row numbers, and their rows as bytes.
 
-    asym, sym: half the stored scale. adaptive: its squared error is at most asym's, so a single
-    value errs by at most sqrt(D) times as much. fp16, bf16: half a step of the float format.
-    log: half a step of the bit pattern, so a relative error of (hi - lo) / (2^bits - 2) / 2^24 in
-    units of the pattern. kmeans: a codebook lies within the values it was learned from.
+    Raises:
+        CorruptDataError: the section cannot be what ``encode`` wrote for this many rows.
     """
-    count, width = rows_ND.shape
-    if codec.is_lossless or count == 0:
-        return np.zeros(count)
-    read_as = dataclasses.replace(codec, kind="asym") if codec.kind == "adaptive" else codec
-    parts, raw_E, _ = _read(read_as, encode(read_as, rows_ND), rows=count, width=width)
-    good_N = np.ones(count, bool)
-    good_N[raw_E] = False
-    rows_ND = np.where(good_N[:, None], rows_ND, np.float32(0)).astype(np.float64)
-    top_N = np.abs(rows_ND).max(axis=1)
-    if codec.kind == "fp16":
-        bound_N = np.maximum(top_N * 2.0**-11, 2.0**-25)
-    elif codec.kind == "bf16":
-        bound_N = np.maximum(top_N * 2.0**-8, 2.0**-134)
-    elif codec.kind in ("sym", "asym", "adaptive"):
-        scale_N = parts["scale"].view(np.float16).astype(np.float64)
-        levels = 2**codec.bits - 1
-        # Half a scale, the float32 rounding of the code's position, and that of the result.
-        bound_N = scale_N * (0.5 + levels * 2.0**-22) + 2.0**-23 * (top_N + scale_N)
-        if codec.kind == "adaptive":
-            bound_N *= np.sqrt(width) * (1 + 2.0**-20)
-    elif codec.kind == "log":
-        bound_N = _log_bound(codec, rows_ND, parts)
-    else:
-        bound_N = _books_bound(codec, rows_ND, good_N)
-    return np.where(good_N, bound_N, 0.0)
-
-
-def _log_bound(codec: Codec, rows_ND: Array, parts: Parts) -> Array:
-    lo_N, hi_N = parts["lo"].astype(np.int64), parts["hi"].astype(np.int64)
-    steps = 2**codec.bits - 2
-    step_N = ((hi_N - lo_N << 16) + steps - 1) // steps
-    half_N1 = (step_N[:, None] * (0.5 + 2.0**-14)).astype(np.int64) + 1
-    pattern_ND = rows_ND.astype(np.float32).view(np.uint32).astype(np.int64)
-    above_ND = np.minimum(pattern_ND + half_N1, 0x7F7FFFFF).astype(np.uint32).view(np.float32)
-    below_ND = np.maximum(pattern_ND - half_N1, 0).astype(np.uint32).view(np.float32)
-    error_ND = np.maximum(above_ND - rows_ND, rows_ND - below_ND)
-    bound_N: Array = np.where(rows_ND > 0, error_ND, 0.0).max(axis=1)
-    return bound_N
-
-
-def _books_bound(codec: Codec, rows_ND: Array, good_N: Array) -> Array:
-    count = rows_ND.shape[0]
-    lo_N = np.where(good_N, rows_ND.min(axis=1), np.inf)
-    hi_N = np.where(good_N, rows_ND.max(axis=1), -np.inf)
-    if codec.kind != "kmeans":
-        # Which rows share a block of similar rows is not known here: the whole section is.
-        size = codec.block_rows if codec.kind == "kmeans-block" else count
-        start_C = np.arange(0, count, size)
-        block_N = np.arange(count) // size
-        lo_N = np.minimum.reduceat(lo_N, start_C)[block_N]
-        hi_N = np.maximum.reduceat(hi_N, start_C)[block_N]
-    top_N = np.maximum(np.abs(lo_N), np.abs(hi_N))
-    with np.errstate(invalid="ignore"):
-        bound_N: Array = hi_N - lo_N + np.maximum(top_N * 2.0**-11, 2.0**-25)
-    return bound_N
+    if rows < 0 or width < 1:
+        raise CorruptDataError("a section of no such shape", rows=rows, width=width)
+    data = np.frombuffer(section, np.uint8)
+    data.flags.writeable = False
+    layout = _parts(codec, rows, width)
+    body = _body_bytes(layout)
+    end = body if codec.is_lossless else _aligned(body)
+    facts: dict[str, Any] = {"codec": codec.name, "rows": rows, "width": width, "bytes": data.size}
+    if data.size < end + (0 if codec.is_lossless else 4):
+        raise CorruptDataError("section too short", **facts)
+    raw_E = np.empty(0, np.int64)
+    raw_rows_EB = np.empty((0, 4 * width), np.uint8)
+    if not codec.is_lossless:
+        count = int.from_bytes(data[end : end + 4].tobytes(), "little")
+        ids_end = end + 4 + 4 * count
+        end = ids_end + 4 * width * count
+        if count > rows or data.size < end:
+            raise CorruptDataError("section lists too many exceptions", exceptions=count, **facts)
+        raw_E = np.frombuffer(data[ids_end - 4 * count : ids_end].tobytes(), "<u4").astype(np.int64)
+        if count and (raw_E[-1] >= rows or (np.diff(raw_E) <= 0).any()):
+            raise CorruptDataError("exceptions out of order or range", **facts)
+        raw_rows_EB = data[ids_end:end].reshape(count, 4 * width)
+    if data.size != end:
+        raise CorruptDataError("section too long", expected=end, **facts)
+    if data.ctypes.data % 4 and not codec.is_lossless:
+        # Kernels load words; a section inside a larger buffer may start anywhere.
+        data = data[:body].copy()
+    # Numba compiles a kernel again for read-only arrays: what is read always is.
+    data.flags.writeable = False
+    parts = _split(data, layout)
+    if not _is_sound(codec, parts):
+        raise CorruptDataError("section holds impossible parameters", **facts)
+    return parts, raw_E, raw_rows_EB
 
 
 def _parts(codec: Codec, rows: int, width: int) -> list[tuple[str, Any, tuple[int, ...]]]:
@@ -412,43 +389,6 @@ def _tail(body: int, raw_E: Array, raw_rows_EB: Array) -> Array:
             raw_rows_EB.reshape(-1),
         ]
     )
-
-
-def _read(codec: Codec, section: Any, *, rows: int, width: int) -> Content:
-    """The checked arrays of a section, the exceptions' row numbers, and their rows as bytes."""
-    if rows < 0 or width < 1:
-        raise CorruptDataError("a section of no such shape", rows=rows, width=width)
-    data = np.frombuffer(section, np.uint8)
-    data.flags.writeable = False
-    layout = _parts(codec, rows, width)
-    body = _body_bytes(layout)
-    end = body if codec.is_lossless else _aligned(body)
-    facts: dict[str, Any] = {"codec": codec.name, "rows": rows, "width": width, "bytes": data.size}
-    if data.size < end + (0 if codec.is_lossless else 4):
-        raise CorruptDataError("section too short", **facts)
-    raw_E = np.empty(0, np.int64)
-    raw_rows_EB = np.empty((0, 4 * width), np.uint8)
-    if not codec.is_lossless:
-        count = int.from_bytes(data[end : end + 4].tobytes(), "little")
-        ids_end = end + 4 + 4 * count
-        end = ids_end + 4 * width * count
-        if count > rows or data.size < end:
-            raise CorruptDataError("section lists too many exceptions", exceptions=count, **facts)
-        raw_E = np.frombuffer(data[ids_end - 4 * count : ids_end].tobytes(), "<u4").astype(np.int64)
-        if count and (raw_E[-1] >= rows or (np.diff(raw_E) <= 0).any()):
-            raise CorruptDataError("exceptions out of order or range", **facts)
-        raw_rows_EB = data[ids_end:end].reshape(count, 4 * width)
-    if data.size != end:
-        raise CorruptDataError("section too long", expected=end, **facts)
-    if data.ctypes.data % 4 and not codec.is_lossless:
-        # Kernels load words; a section inside a larger buffer may start anywhere.
-        data = data[:body].copy()
-    # Numba compiles a kernel again for read-only arrays: what is read always is.
-    data.flags.writeable = False
-    parts = _split(data, layout)
-    if not _is_sound(codec, parts):
-        raise CorruptDataError("section holds impossible parameters", **facts)
-    return parts, raw_E, raw_rows_EB
 
 
 def _is_sound(codec: Codec, parts: Parts) -> bool:

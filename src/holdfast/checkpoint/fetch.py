@@ -35,7 +35,7 @@ from holdfast.errors import CorruptDataError
 from holdfast.storage.base import Storage
 from holdfast.tables import TableSchema
 
-GROUP_BYTES_MAX = 4 << 20
+GROUP_BYTES_MAX = 4 << 20  # what was read is still in the caches when it is decoded
 GAP_BYTES_MAX = 64 << 10  # costs less to read than another request
 
 
@@ -194,16 +194,16 @@ def checked_segment(data: memoryview, entry: SegmentEntry, schema: TableSchema) 
     return segment
 
 
-def groups(segments: Iterable[SegmentEntry]) -> list[Group]:
+def groups(segments: Iterable[SegmentEntry], *, bytes_max: int = GROUP_BYTES_MAX) -> list[Group]:
     """Segments in groups to be read and decoded together.
 
     Neighbours in an object are read with one request, small gaps included; small requests are put
     together, since decoding many segments at a time costs little more than decoding one.
     """
     found: list[Group] = []
-    size = GROUP_BYTES_MAX
-    for stretch in _stretches(segments):
-        if size + _span(stretch) > GROUP_BYTES_MAX:
+    size = bytes_max
+    for stretch in _stretches(segments, bytes_max):
+        if size + _span(stretch) > bytes_max:
             found.append([])
             size = 0
         found[-1].append(stretch)
@@ -211,7 +211,7 @@ def groups(segments: Iterable[SegmentEntry]) -> list[Group]:
     return found
 
 
-def _stretches(segments: Iterable[SegmentEntry]) -> list[list[SegmentEntry]]:
+def _stretches(segments: Iterable[SegmentEntry], bytes_max: int) -> list[list[SegmentEntry]]:
     found: list[list[SegmentEntry]] = []
     for entry in sorted(segments, key=lambda s: (s.extent.object, s.extent.offset)):
         extent = entry.extent
@@ -219,7 +219,7 @@ def _stretches(segments: Iterable[SegmentEntry]) -> list[list[SegmentEntry]]:
             first, last = found[-1][0].extent, found[-1][-1].extent
             gap = extent.offset - (last.offset + last.bytes)
             is_near = extent.object == last.object and 0 <= gap <= GAP_BYTES_MAX
-            if is_near and extent.offset + extent.bytes - first.offset <= GROUP_BYTES_MAX:
+            if is_near and extent.offset + extent.bytes - first.offset <= bytes_max:
                 found[-1].append(entry)
                 continue
         found.append([entry])

@@ -38,6 +38,8 @@ from holdfast.kernels import bitmap, bloom
 from holdfast.storage.base import Storage
 from holdfast.tables import TableSchema
 
+_GROUP_BYTES_MAX = 32 << 20
+_GROUPS_A_THREAD = 3  # so that none is idle for long in the end
 _WHOLE_BYTES_MAX = 32 << 10  # a segment up to this is read whole rather than asked for its parts
 
 
@@ -149,7 +151,8 @@ def restore_rows(
     later = layers[1:]
     grid = catalog.grid_of(entry)
     reader = SegmentReader(storage)
-    with ThreadPoolExecutor(threads or default_threads(), "holdfast-restore") as pool:
+    threads = threads or default_threads()
+    with ThreadPoolExecutor(threads, "holdfast-restore") as pool:
 
         def load(groups: list[Group], scatter: Scatter, *, is_masked: bool) -> list[Future[int]]:
             return [
@@ -168,7 +171,7 @@ def restore_rows(
                 kills = fetch.read_kills(storage, grid)
                 scatter = Scatter(targets, schemas, kills, step, on_ids=on_ids)
             fetch.check_frames(storage, catalog, extents)
-            planned = [(fetch.groups(layer.segments), layer.is_masked) for layer in later]
+            planned = [(_groups(layer, threads), layer.is_masked) for layer in later]
             masked = sum(task.result() for task in tasks)
             base_s = time.perf_counter() - started
             for groups, is_masked in planned:
@@ -186,6 +189,16 @@ def restore_rows(
         base_bytes=sum(s.extent.bytes for layer in layers if layer.is_base for s in layer.segments),
         base_s=base_s,
         delta_s=delta_s,
+    )
+
+
+def _groups(layer: Layer, threads: int) -> list[Group]:
+    """A layer over the base in large groups: the more chunks are scattered together, the more of
+    their rows go to the same part of a table one after the other."""
+    total = sum(s.extent.bytes for s in layer.segments)
+    share = total // (_GROUPS_A_THREAD * threads)
+    return fetch.groups(
+        layer.segments, bytes_max=min(_GROUP_BYTES_MAX, max(fetch.GROUP_BYTES_MAX, share))
     )
 
 

@@ -65,10 +65,11 @@ class Scatter:
             CorruptDataError: names the object.
         """
         data = read.data
-        for entry, at in read.places:
+        # Table by table: rows of many chunks then go to the same pages one after the other.
+        places = sorted(read.places, key=lambda place: (place[0].table, place[0].born))
+        for entry, at in places:
             fetch.check_sum(data[at : at + entry.extent.bytes], entry.extent)
         if self._on_ids is not None:
-            places = read.places
             return sum(self._put_one(entry, data, at, is_masked=is_masked) for entry, at in places)
         kills_of = self._kills.places if is_masked else {}
         facts_SF = np.array(
@@ -76,7 +77,7 @@ class Scatter:
                 (at, e.extent.bytes, e.rows, e.first, e.last, self._table_at[e.table],
                  _EVER if e.deaths_through is None else e.deaths_through,
                  *kills_of.get((e.table, e.born), _NOWHERE))
-                for e, at in read.places
+                for e, at in places
             ],
             np.int64,
         )  # fmt: skip
@@ -91,7 +92,7 @@ class Scatter:
             is_masked=is_masked,
         )
         for index in np.flatnonzero(is_odd_S):
-            entry, at = read.places[int(index)]
+            entry, at = places[int(index)]
             masked += self._put_one(entry, data, at, is_masked=is_masked)
         return masked
 

@@ -88,24 +88,6 @@ def _word_mask(word: int, lo: int, hi: int) -> np.uint64:
 
 
 @njit(cache=True, nogil=True)
-def mark_range(words_W: Words, lo: int, hi: int) -> None:
-    """Set the bits of rows in [lo, hi), as far as the words reach."""
-    lo = max(lo, 0)
-    hi = min(hi, words_W.size * 64)
-    if lo >= hi:
-        return
-    for w in range(lo >> 6, ((hi - 1) >> 6) + 1):
-        words_W[w] |= _word_mask(w, lo, hi)
-
-
-@njit(cache=True, nogil=True)
-def fill(words_W: Words, rows: int) -> None:
-    """Set exactly the bits of rows in [0, rows): every other bit becomes zero."""
-    words_W[:] = np.uint64(0)
-    mark_range(words_W, 0, rows)
-
-
-@njit(cache=True, nogil=True)
 def count(words_W: Words) -> int:
     """How many rows are in the set."""
     total = np.uint64(0)
@@ -194,23 +176,6 @@ def union_into(dst_W: Words, src_W: Words) -> None:
         raise ValueError("the two sets are over different numbers of rows")
     for w in range(dst_W.size):
         dst_W[w] |= src_W[w]
-
-
-@njit(cache=True, nogil=True)
-def difference_into(dst_W: Words, src_W: Words) -> None:
-    """Remove every row of ``src`` from ``dst``."""
-    if dst_W.size != src_W.size:
-        raise ValueError("the two sets are over different numbers of rows")
-    for w in range(dst_W.size):
-        dst_W[w] &= ~src_W[w]
-
-
-@njit(cache=True, nogil=True)
-def difference(left_W: Words, right_W: Words) -> Words:
-    """The rows of ``left`` that are not in ``right``, as a new set."""
-    out_W = left_W.copy()
-    difference_into(out_W, right_W)
-    return out_W
 
 
 @njit(cache=True, nogil=True)

@@ -1,4 +1,4 @@
-"""Rows in and out of tables: gather for a snapshot, scatter for a restore, hashes to compare.
+"""Rows out of tables: gather for a snapshot, hashes to compare.
 
 All float32, all memory-bound: rows are scattered over gigabytes, so the next rows are asked for
 (prefetched) while the current one is copied.
@@ -8,10 +8,11 @@ Invariants:
   changes nothing. The copy loops themselves do not look again.
 - Copies move bits, never numbers: a NaN keeps its payload, -0.0 its sign.
 
-Not here: which rows (bitmap.py); threads (callers split the ids, the kernels release the GIL).
+Not here: which rows (bitmap.py); rows into tables (place.py, and the decoders of quantize.py,
+floats.py, logarithm.py, kmeans.py); threads (callers split the ids, the kernels release the GIL).
 
-Shapes: src_ND, dst_ND  tables of N rows, D floats; ids_K  K row ids; rows_KD, out_KD  K rows of
-them; acc_N  N hashes; words_NW  the bits of N rows as W words.
+Shapes: src_ND  a table of N rows, D floats; ids_K  K row ids; out_KD  K rows of it; acc_N  N
+hashes; words_NW  the bits of N rows as W words.
 """
 
 from __future__ import annotations
@@ -84,32 +85,6 @@ def gather(src_ND: Floats, ids_K: Ids, out_KD: Floats) -> None:
         row = np.uint64(ids_K[i])
         for d in range(width):
             out_KD[i, d] = src_ND[row, d]
-
-
-def gather_range(src_ND: Floats, lo: int, out_KD: Floats) -> None:
-    """Copy rows [lo, lo + K) of a table into ``out``."""
-    if out_KD.shape[1] != src_ND.shape[1]:
-        raise ValueError("the output has not the shape of the gathered rows")
-    if lo < 0 or lo + out_KD.shape[0] > src_ND.shape[0]:
-        raise IndexError("a row id is outside the table")
-    np.copyto(out_KD, src_ND[lo : lo + out_KD.shape[0]])
-
-
-@njit(cache=True, nogil=True)
-def scatter(rows_KD: Floats, ids_K: Ids, dst_ND: Floats) -> None:
-    """Copy ``rows`` to the places ``ids`` of a table; of equal ids the last one stays."""
-    count = ids_K.size
-    width = dst_ND.shape[1]
-    if rows_KD.shape[0] != count or rows_KD.shape[1] != width:
-        raise ValueError("the rows have not the shape of their ids and their table")
-    if not check_ids(ids_K, dst_ND.shape[0]):
-        raise IndexError("a row id is outside the table")
-    for i in range(count):
-        if i + _AHEAD < count:
-            prefetch(dst_ND, ids_K[i + _AHEAD])
-        row = np.uint64(ids_K[i])
-        for d in range(width):
-            dst_ND[row, d] = rows_KD[i, d]
 
 
 # Odd multipliers with well spread bits: odd makes a multiplication reversible, so that two rows

@@ -13,13 +13,13 @@ Invariants:
   and says so. An edge of the step's rectangle is always an edge of the drawing.
 - What is marked as read does not depend on colour: the rectangle is drawn with lines.
 
-Not here: reading a run (cli/grid.py), pictures (gridpicture.py).
+Not here: reading a run (cli/grid.py), characters of a drawing (canvas.py), pictures
+(gridpicture.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,12 +29,11 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.report import words
+from holdfast.report.canvas import SHADES, Canvas, Mark, Scale, make_scale
 from holdfast.report.layout import add_numbers, make_table
 
 ROWS, BYTES = "rows", "bytes"
 MEASURES = (ROWS, BYTES)
-_SHADES = "░▒▓█"
-_CELL_WIDTH = 6  # from which on a number fits into a cell
 _CELL_WIDTH_MAX = 7
 LINES_MAX = 30  # of a drawing, if nobody asks for all
 
@@ -234,40 +233,6 @@ def join_steps(
     return []
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """Shades for numbers from least to most, each the same factor wide."""
-
-    least: int
-    most: int
-
-    def shade(self, number: int) -> int:
-        """Which shade, from 0.
-
-        >>> [Scale(1, 10_000).shade(n) for n in (1, 9, 11, 999, 10_000)]
-        [0, 0, 1, 2, 3]
-        """
-        if self.most <= self.least:
-            return len(_SHADES) - 1
-        place = math.log(max(number, 1) / self.least) / math.log(self.most / self.least)
-        return min(len(_SHADES) - 1, max(0, int(place * len(_SHADES))))
-
-    def bounds(self) -> list[int]:
-        """The least number of each shade.
-
-        >>> Scale(1, 10_000).bounds()
-        [1, 10, 100, 1000]
-        """
-        factor = (self.most / self.least) ** (1 / len(_SHADES))
-        return [round(self.least * factor**at) for at in range(len(_SHADES))]
-
-
-def make_scale(numbers: Iterable[int]) -> Scale:
-    """A scale over some numbers."""
-    found = [max(1, number) for number in numbers] or [1]
-    return Scale(min(found), max(found))
-
-
 # The terminal.
 
 
@@ -322,8 +287,16 @@ def draw(
     plan = plan_layout(seen, columns_max=room, lines_max=lines_max)
     cell_width = max(1, min(_CELL_WIDTH_MAX, room // max(1, len(plan.columns))))
     scale = make_scale(cell.measure(by) for _, _, cell in plan.cells)
-    canvas = _Canvas(plan, cell_width, label_width, by, scale)
-    texts = [canvas.head(), *(canvas.line(at) for at in range(len(plan.lines)))]
+    canvas = Canvas(
+        columns=tuple(str(group[0]) for group in plan.columns),
+        lines=("alive", *(span(group) for group in plan.lines[1:])),
+        marks=_marks(plan, by, scale),
+        edge_lines=plan.read_lines,
+        edge_columns=plan.read_columns,
+        cell_width=cell_width,
+        label_width=label_width,
+    )
+    texts = [canvas.head("died", "born"), *(canvas.line(at) for at in range(len(plan.lines)))]
     if plan.read_lines:
         texts.insert(1 + plan.read_lines, canvas.bottom())
     texts += [canvas.axis(), Text(), legend(scale, by)]
@@ -340,65 +313,18 @@ def draw(
     return Group(*texts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Canvas:
-    """One drawing of a layout, line by line."""
-
-    plan: Layout
-    cell_width: int
-    label_width: int
-    by: str
-    scale: Scale
-
-    @property
-    def _has_edge(self) -> bool:
-        return self.plan.read_columns > 0
-
-    def head(self) -> Text:
-        return Text("died".rjust(self.label_width) + "  born →", style="dim")
-
-    def line(self, at: int) -> Text:
-        cells = {column: cell for line, column, cell in self.plan.cells if line == at}
-        label = "alive" if at == 0 else span(self.plan.lines[at])
-        text = Text(label.rjust(self.label_width) + " ", no_wrap=True)
-        for column in range(len(self.plan.columns)):
-            cell = cells.get(column)
-            text.append_text(self._empty(at, column) if cell is None else self._cell(cell))
-            if self._has_edge and column + 1 == self.plan.read_columns:
-                text.append("│" if at < self.plan.read_lines else " ", style="bold red")
-        return text
-
-    def _empty(self, line: int, column: int) -> Text:
-        """A dot where a cell could be: nothing dies before it is born."""
-        deaths = self.plan.lines[line]
-        is_possible = line == 0 or deaths[-1] > self.plan.columns[column][0]
-        return Text(("·" if is_possible else " ").rjust(self.cell_width), style="dim")
-
-    def _cell(self, cell: GridCell) -> Text:
-        shade = _SHADES[self.scale.shade(cell.measure(self.by))]
-        style = "bold yellow" if cell.is_read else "cyan"
-        if self.cell_width >= _CELL_WIDTH:
-            number = short(cell.measure(self.by))
-            return Text(number.rjust(self.cell_width - 1) + shade, style=style)
-        return Text(shade * self.cell_width, style=style)
-
-    def bottom(self) -> Text:
-        """The lower edge of the rectangle."""
-        dashes = "─" * (self.cell_width * self.plan.read_columns)
-        return Text(" " * (self.label_width + 1)).append(dashes + "┘", style="bold red")
-
-    def axis(self) -> Text:
-        """Births under their columns, as many as fit."""
-        line = ""
-        for at, group in enumerate(self.plan.columns):
-            start = at * self.cell_width + (self._has_edge and at >= self.plan.read_columns)
-            label = str(group[0])
-            if self.cell_width > len(label):
-                start += self.cell_width - 1 - len(label) if self.cell_width >= _CELL_WIDTH else 0
-            is_last = at + 1 == len(self.plan.columns)
-            if start > len(line) or not line or (is_last and start > len(line)):
-                line = line.ljust(start) + label
-        return Text(" " * (self.label_width + 1) + line, style="dim", no_wrap=True)
+def _marks(plan: Layout, by: str, scale: Scale) -> dict[tuple[int, int], Mark | None]:
+    """What each cell shows; None where one could be but is not: nothing dies before its birth."""
+    marks: dict[tuple[int, int], Mark | None] = {
+        (line, column): None
+        for line, deaths in enumerate(plan.lines)
+        for column, births in enumerate(plan.columns)
+        if line == 0 or deaths[-1] > births[0]
+    }
+    for line, column, cell in plan.cells:
+        number = cell.measure(by)
+        marks[line, column] = Mark(number, scale.shade(number), cell.is_read)
+    return marks
 
 
 def span(steps: Sequence[int]) -> str:
@@ -410,27 +336,13 @@ def span(steps: Sequence[int]) -> str:
     return str(steps[0]) if len(steps) == 1 else f"{steps[0]}–{steps[-1]}"
 
 
-def short(number: int) -> str:
-    """A number in at most four characters.
-
-    >>> [short(n) for n in (0, 999, 1000, 9_960, 12_345, 999_600, 1_250_000)]
-    ['0', '999', '1.0k', '10k', '12k', '1.0M', '1.2M']
-    """
-    value, unit = float(number), 0
-    while value >= 999.5 and unit < 5:
-        value, unit = value / 1000, unit + 1
-    if unit == 0:
-        return f"{value:.0f}"
-    return f"{value:.1f}{'kMGTP'[unit - 1]}" if value < 9.95 else f"{value:.0f}{'kMGTP'[unit - 1]}"
-
-
 def legend(scale: Scale, by: str) -> Text:
     """What the shades mean."""
     text = Text("", style="dim")
     bounds = scale.bounds()
     if scale.least == scale.most:
-        return text.append(f"{_SHADES[-1]} {measured(scale.most, by)} a cell")
-    for shade, least in zip(_SHADES, bounds, strict=True):
+        return text.append(f"{SHADES[-1]} {measured(scale.most, by)} a cell")
+    for shade, least in zip(SHADES, bounds, strict=True):
         text.append(f"{shade} from {measured(least, by)}   ")
     return text.append(f"most {measured(scale.most, by)}")
 

@@ -17,9 +17,9 @@ from holdfast.checkpoint.codec import (
     decode,
     decode_into,
     encode,
-    error_bound,
     parse_codec,
 )
+from holdfast.checkpoint.errorbound import error_bound
 from holdfast.errors import CorruptDataError, InvalidRequestError
 
 SEED = 20240609

@@ -1,4 +1,4 @@
-"""Gather, scatter and hash rows, checked against NumPy indexing and bit by bit."""
+"""Gather and hash rows, checked against NumPy indexing and bit by bit."""
 
 from __future__ import annotations
 
@@ -32,32 +32,13 @@ def test_gather_copies_the_bits_of_each_row(width: int, count: int) -> None:
     assert np.array_equal(bits(out), bits(src)[ids])
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("count", [0, 1, 5, 16, 17, 150])
-def test_scatter_changes_exactly_the_rows_named(width: int, count: int) -> None:
-    dst, new = table(200, width), table(count, width, seed=3)
-    expected = bits(dst).copy()
-    ids = np.random.default_rng(2).permutation(200)[:count]
-    expected[ids] = bits(new)
-    rows.scatter(new, ids, dst)
-    assert np.array_equal(bits(dst), expected)
-
-
-def test_of_equal_ids_the_last_row_stays() -> None:
-    dst = np.zeros((4, 3), np.float32)
-    rows.scatter(table(40, 3), np.full(40, 2), dst)
-    assert np.array_equal(bits(dst[2]), bits(table(40, 3)[-1]))
-
-
-def test_a_column_of_a_wider_array_is_gathered_and_scattered_in_place() -> None:
+def test_a_column_of_a_wider_array_is_gathered_in_place() -> None:
     wide = table(50, 24)
     ids = np.array([4, 49, 0])
     out = np.zeros((3, 8), np.float32)
     rows.gather(wide[:, 8:16], ids, out)
     assert np.array_equal(bits(out), bits(wide)[ids, 8:16])
-    rows.scatter(np.zeros((3, 8), np.float32), ids, wide[:, 16:])
-    assert not wide[ids, 16:].any()
-    assert np.array_equal(bits(wide)[ids, :16], bits(table(50, 24))[ids, :16])
+    assert np.array_equal(bits(wide), bits(table(50, 24)))
 
 
 @pytest.mark.parametrize("bad", [-1, 10, 2**40, -(2**63)])
@@ -67,8 +48,6 @@ def test_an_id_outside_the_table_is_refused_before_anything_is_copied(bad: int) 
     assert not rows.check_ids(ids, 10)
     with pytest.raises(IndexError, match="outside"):
         rows.gather(src, ids, out)
-    with pytest.raises(IndexError, match="outside"):
-        rows.scatter(out, ids, src)
     assert not out.any()
     assert np.array_equal(bits(src), bits(table(10, 4)))
     assert rows.check_ids(np.array([0, 9]), 10)
@@ -79,19 +58,6 @@ def test_a_buffer_of_the_wrong_shape_is_refused(shape: tuple[int, int]) -> None:
     src, ids = table(10, 4), np.array([1, 2, 3])
     with pytest.raises(ValueError, match="shape"):
         rows.gather(src, ids, np.zeros(shape, np.float32))
-    with pytest.raises(ValueError, match="shape"):
-        rows.scatter(np.zeros(shape, np.float32), ids, src)
-
-
-def test_gather_range_copies_neighbouring_rows_and_refuses_others() -> None:
-    src, out = table(30, 5), np.zeros((10, 5), np.float32)
-    rows.gather_range(src, 20, out)
-    assert np.array_equal(bits(out), bits(src)[20:])
-    for lo in (-1, 21, 2**62):
-        with pytest.raises(IndexError, match="outside"):
-            rows.gather_range(src, lo, out)
-    with pytest.raises(ValueError, match="shape"):
-        rows.gather_range(src, 0, np.zeros((10, 4), np.float32))
 
 
 def hashes(*columns: np.ndarray, seed: int = 0) -> np.ndarray:

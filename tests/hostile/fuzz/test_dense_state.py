@@ -1,0 +1,62 @@
+"""Lying dense state: refused with our error, or built."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import holdfast as hf
+from holdfast.checkpoint import tree
+from tests.hostile.fuzz.lies import NODES, fuzz
+
+
+def dense_bytes(structure: Any, tensors: dict[str, torch.Tensor] | None = None) -> bytes:
+    return tree.to_bytes(structure, tensors or {"0": torch.arange(6.0), "1": torch.ones(2, 3)})
+
+
+@given(NODES)
+@fuzz
+def test_lying_dense_structures_are_refused_or_built(node: Any) -> None:
+    with contextlib.suppress(hf.CorruptDataError):
+        tree.from_bytes(dense_bytes(node))
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        {"sparse": ["0", "1", [2**70, 3], True]},
+        {"sparse": ["0", "1", [2**62, 2**62], True]},
+        {"sparse": ["0", "1", [-1], False]},
+        {"sparse": ["1", "0", [3, 3], 7]},
+        {"sparse": ["0", "1", "ab", True]},
+        {"s": ["9"]}, {"s": []}, {"n": 0}, {"x": None}, {"b": "é"}, {"b": 5}, {"f": "1"},
+        {"d": [[[], 1]]}, {"d": [[{"l": []}, 1]]}, {"d": 5}, {"l": None},
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_impossible_dense_structures_are_refused(node: Any) -> None:
+    with pytest.raises(hf.CorruptDataError):
+        tree.from_bytes(dense_bytes(node))
+
+
+def test_deeply_nested_dense_structure_is_refused() -> None:
+    text = '{"l":[' * 50_000 + "]}" * 50_000
+    header = json.dumps({"__metadata__": {"holdfast.tree": text}}).encode()
+    with pytest.raises(hf.CorruptDataError):
+        tree.from_bytes(len(header).to_bytes(8, "little") + header)
+
+
+@given(st.binary(max_size=120), st.integers(0, 2**64 - 1))
+@fuzz
+def test_random_bytes_are_no_dense_state(data: bytes, length: int) -> None:
+    good = dense_bytes({"x": "0"})
+    for bad in (data, length.to_bytes(8, "little") + good[8:], good[: len(data)]):
+        if bad != good:
+            with pytest.raises(hf.CorruptDataError):
+                tree.from_bytes(bad)
