@@ -384,6 +384,8 @@ class Checkpointer:
             self._tracker.close()
             self._copiers.shutdown()
             self._encoders.shutdown()
+            # Its workers should not live as long as a forgotten checkpointer.
+            self._reader, self._extras = None, {}
 
     def __enter__(self) -> Self:
         return self

@@ -21,6 +21,7 @@ Not here: when to checkpoint (baseline.py, checkpointer.py); datasets (recsys/).
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -153,7 +154,7 @@ class GrantedLoader:
     epoch, in another order if ``shuffle``. Until the first grant reading is unlimited.
 
     Workers start with ``start_method`` (the platform's default if None) at the first batch and
-    stay until ``close``.
+    stay until ``close``, or until the loader is no longer used.
     """
 
     def __init__(
@@ -200,6 +201,7 @@ class GrantedLoader:
         self._batches = batches
         self._granted: int | None = None
         self._pass: Iterator[Any] | None = None
+        self._queues: weakref.finalize[..., Any] | None = None
         sampler = _GrantedSampler(self._cursor, self._order)
         self._inner: DataLoader[Any] | None = DataLoader(
             dataset,
@@ -297,12 +299,30 @@ class GrantedLoader:
     def close(self) -> None:
         """Stop the workers; the state stays readable."""
         self._drop_pass()
-        self._inner = None
+        inner, self._inner = self._inner, None
+        # torch's iterator stops them when it goes, but an error that was raised through it keeps it
+        stop = getattr(getattr(inner, "_iterator", None), "_shutdown_workers", None)
+        if stop is not None:
+            stop()
+        if self._queues is not None:
+            self._queues.detach()
 
     def _drop_pass(self) -> None:
         """Forget what is in flight; torch discards it when the next pass starts."""
         self._pass = None
         self._cursor.sampled = self._cursor.yielded
+
+    def _keep_queues(self) -> None:
+        """See to it that the workers hear when they shall end.
+
+        Queues close when they become garbage. The garbage collector gets to them before it gets to
+        torch's iterator, which then cannot tell its workers to end, and waits 5 s for each. So the
+        queues are held from outside for as long as this loader lives.
+        """
+        queues = getattr(self._pass, "_index_queues", None)
+        if queues and self._queues is None:
+            self._queues = weakref.finalize(self, list, tuple(queues))
+            self._queues.atexit = False
 
     def _next(self, end: int) -> Any:
         cursor = self._cursor
@@ -321,6 +341,7 @@ class GrantedLoader:
             if self._pass is None:
                 cursor.end = end
                 self._pass = iter(self._inner)
+                self._keep_queues()
             try:
                 batch = next(self._pass)
             except StopIteration:

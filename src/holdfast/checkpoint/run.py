@@ -1,6 +1,9 @@
 """A run as a reader sees it: its checkpoints, their rows, what changed; no model needed.
 
-Invariant: a ``Run`` shows one catalog; ``reload`` moves it to the newest.
+Invariant: a ``Run`` shows one catalog; ``reload`` moves it to the newest, and so does a read that
+finds objects swapped away.
+
+# N rows of a segment, D floats of a weight row
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from holdfast.checkpoint import fetch, restore
 from holdfast.checkpoint.catalog import Catalog, SegmentEntry
 from holdfast.checkpoint.scatter import Targets
 from holdfast.errors import InvalidRequestError, NotFoundError
+from holdfast.kernels import bitmap
 from holdfast.storage import open_storage
 from holdfast.storage.base import Storage
 from holdfast.tables import TableSchema
@@ -82,10 +86,7 @@ class Run:
 
     def reload(self) -> None:
         """Look for newer checkpoints."""
-        newest = catalogs.load_last(self.storage)
-        if newest is None:
-            raise NotFoundError("the run is gone", url=self.url)
-        self.catalog = newest
+        self.catalog = self._newest()
 
     def info(self, step: int) -> CheckpointInfo:
         """What is known of a checkpoint.
@@ -177,36 +178,78 @@ class Run:
         """What to apply, in order, to a copy of the tables as of ``since`` to reach the last step.
 
         Yields (table, ids, weight rows). With consecutive increments this is exactly what changed;
-        after a new base it is every row.
+        after a new base it is every row. The last step is that of the catalog the run shows when
+        the first rows are asked for, also where a writer adds steps and swaps objects away
+        meanwhile. Where it drops that very step, the run moves to its newest catalog, and what
+        follows leads to the last step of that.
 
         Raises:
-            InvalidRequestError: ``since`` is not on the way to the last step.
+            InvalidRequestError: ``since`` is not on the way to the last step; or training went
+                back behind the last step meanwhile, and what was yielded leads nowhere.
         """
-        last = self.catalog.last
-        if last is None or since > last.step:
-            raise InvalidRequestError(
-                "no such step on this run yet", since=since, last=last.step if last else None
-            )
-        for rewind in self.catalog.rewinds:
-            if rewind.to < since <= rewind.last:
-                raise InvalidRequestError(
-                    "training went back behind this step; a copy of it cannot be updated",
-                    since=since,
-                    went_back_to=rewind.to,
-                    todo="load the last step whole",
-                )
-        restore.check_complete(self.catalog, last.step)
-        schemas = {t.name: t for t in self.catalog.schema_of(last)}
-        segments = [s for s in self.catalog.alive(last.step) if s.born > since]
-        fetch.check_objects(self.storage, self.catalog, (s.extent for s in segments))
+        catalog, given = self.catalog, _Given(since)
+        last = _last_step(catalog, since)
+        rest = self._rest(catalog, last, given)
+        while True:
+            try:
+                found = next(rest, None)
+            except NotFoundError as error:
+                if self._is_pinned:
+                    raise
+                newest = self._newest()
+                if newest.number == catalog.number:
+                    raise
+                is_rewound = any(r.to < last for r in newest.rewinds[len(catalog.rewinds) :])
+                if is_rewound and given.born > since:
+                    raise InvalidRequestError(
+                        "training went back behind the last step while updates to it were read",
+                        since=since,
+                        last=last,
+                        todo="load the last step whole",
+                    ) from error
+                if is_rewound or last not in newest.steps:
+                    last = _last_step(newest, since)
+                    self.catalog = newest
+                catalog = newest
+                rest = self._rest(catalog, last, given)
+                continue
+            if found is None:
+                return
+            yield found
+
+    def _rest(
+        self, catalog: Catalog, last: int, given: _Given
+    ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+        """What leads from what was given to the last step.
+
+        A version that was given and that the last step still reads need not come again, whatever
+        chunk it lies in by now. One that was not given because it was dead stays dead: only going
+        back in time would revive it.
+        """
+        alive = restore.check_complete(catalog, last)
+        schemas = {t.name: t for t in catalog.schema_of(catalog.checkpoint(last))}
+        segments = [s for s in alive if given.may_lack(s)]
+        fetch.check_objects(self.storage, catalog, (s.extent for s in segments))
         reader = fetch.SegmentReader(self.storage)
         for entry in segments:
-            segment = reader.read(entry, schemas[entry.table])
-            yield entry.table, segment.ids(), segment.decode(0)
+            schema = schemas[entry.table]
+            segment = reader.read(entry, schema)
+            ids_N, rows_ND = segment.ids(), segment.decode(0)
+            is_new_N = given.add(entry, ids_N, schema.rows)
+            if is_new_N.all():
+                yield entry.table, ids_N, rows_ND
+            elif is_new_N.any():
+                yield entry.table, ids_N[is_new_N], rows_ND[is_new_N]
 
     def dead_rows(self, step: int) -> dict[SegmentEntry, int]:
         """For every segment a restore of ``step`` reads: rows in it that a newer one replaces."""
         return self.settled(lambda now: restore.count_dead_rows(self.storage, now, step))
+
+    def _newest(self) -> Catalog:
+        newest = catalogs.load_last(self.storage)
+        if newest is None:
+            raise NotFoundError("the run is gone", url=self.url)
+        return newest
 
     def _schema(self, step: int, table: str) -> TableSchema:
         schemas = self.tables(step)
@@ -214,6 +257,52 @@ class Run:
             if schema.name == table:
                 return schema
         raise NotFoundError("no such table", table=table, tables=[t.name for t in schemas])
+
+
+class _Given:
+    """The versions given out so far: all that were born before a step, and some of that step's."""
+
+    def __init__(self, since: int) -> None:
+        self.born = since
+        self._since = since
+        self._rows: dict[str, bitmap.Words] = {}  # of those born at ``born``, by table
+
+    def may_lack(self, entry: SegmentEntry) -> bool:
+        """Whether a segment may hold versions that were not given."""
+        return entry.born > self._since and entry.born >= self.born
+
+    def add(self, entry: SegmentEntry, ids_N: np.ndarray, rows: int) -> np.ndarray:
+        """Note a segment's versions as given; which of them are so only now."""
+        if entry.born != self.born:
+            self.born, self._rows = entry.born, {}
+        if entry.table not in self._rows:
+            self._rows[entry.table] = bitmap.new(rows)
+        known = self._rows[entry.table]
+        is_new_N: np.ndarray = ~bitmap.is_set(known, ids_N)
+        bitmap.mark(known, ids_N, rows)
+        return is_new_N
+
+
+def _last_step(catalog: Catalog, since: int) -> int:
+    """The last step, if a copy of ``since`` can be brought there.
+
+    Raises:
+        InvalidRequestError: it cannot.
+    """
+    last = catalog.last
+    if last is None or since > last.step:
+        raise InvalidRequestError(
+            "no such step on this run yet", since=since, last=last.step if last else None
+        )
+    for rewind in catalog.rewinds:
+        if rewind.to < since <= rewind.last:
+            raise InvalidRequestError(
+                "training went back behind this step; a copy of it cannot be updated",
+                since=since,
+                went_back_to=rewind.to,
+                todo="load the last step whole",
+            )
+    return last.step
 
 
 def as_ids(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
+import multiprocessing
 from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
@@ -230,6 +233,43 @@ def test_spawned_workers_read_the_same(whole_order: Any) -> None:
     consumed = [sample for batch in loader for sample in samples_of(batch)]
     loader.close()
     assert consumed == whole_order(shuffle=True)
+
+
+def test_closing_stops_the_workers_while_an_error_of_theirs_is_held() -> None:
+    before = set(multiprocessing.active_children())
+    loader = GrantedLoader(Broken(), batch_size=10, num_workers=2)
+    with pytest.raises(RuntimeError, match="sample 9") as error:
+        next(iter(loader))
+    workers = set(multiprocessing.active_children()) - before
+    assert len(workers) == 2
+    loader.close()
+    assert not workers & set(multiprocessing.active_children())
+    assert error.traceback  # it still holds torch's iterator
+
+
+@pytest.mark.parametrize("is_in_a_cycle", [False, True])
+def test_workers_of_a_forgotten_loader_end_by_themselves(
+    monkeypatch: pytest.MonkeyPatch, is_in_a_cycle: bool
+) -> None:
+    killed = []
+
+    def terminate(worker: BaseProcess) -> None:
+        killed.append(worker)
+        really_terminate(worker)
+
+    really_terminate = BaseProcess.terminate
+    monkeypatch.setattr(BaseProcess, "terminate", terminate)
+    before = set(multiprocessing.active_children())
+    loader = make()
+    next(iter(loader))
+    workers = set(multiprocessing.active_children()) - before
+    assert len(workers) == 2
+    if is_in_a_cycle:
+        loader.itself = loader  # type: ignore[attr-defined]
+    del loader
+    gc.collect()
+    assert not killed  # torch waits for those that do not end, and then kills them
+    assert not workers & set(multiprocessing.active_children())
 
 
 @pytest.mark.parametrize("size", [*range(1, 18), 64, 65, 1000])

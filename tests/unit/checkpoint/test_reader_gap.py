@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,24 @@ def stateful() -> Any:
     )
 
 
+@contextlib.contextmanager
+def reading(reader: Any) -> Iterator[Iterator[torch.Tensor]]:
+    """The reader's batches; its workers end with the block.
+
+    The garbage collector may close a loader's queues before it gets to the loader. Then no word
+    to end reaches the workers, and torch waits 5 s for each.
+    """
+    batches = iter(reader)
+    try:
+        yield batches
+    finally:
+        if isinstance(reader, hf.GrantedLoader):
+            reader.close()
+        else:
+            for _ in batches:  # a StatefulDataLoader has no close(): it ends with its last batch
+                pass
+
+
 def train(
     ck: hf.Checkpointer, model: nn.Module, optimizers: list[Any], batches: Iterable[torch.Tensor],
     *, steps: int,
@@ -75,8 +94,8 @@ def test_resume_neither_repeats_nor_skips_with_prefetching_workers(
     with hf.Checkpointer(
         tmp_path / "whole", model=model, optimizer=optimizers, reader=reader, every=EVERY,
         codec="fp32",
-    ) as ck:  # fmt: skip
-        expected = list(train(ck, model, optimizers, reader, steps=steps))
+    ) as ck, reading(reader) as batches:  # fmt: skip
+        expected = list(train(ck, model, optimizers, batches, steps=steps))
     expected_model = fingerprint(model, optimizers)
     assert len({tuple(batch) for batch in expected}) == steps
 
@@ -91,9 +110,10 @@ def test_resume_neither_repeats_nor_skips_with_prefetching_workers(
             start = ck.resume()
             assert start % EVERY == 0
             del consumed[start:]
-            consumed += train(ck, model, optimizers, reader, steps=stop - start)
-            if isinstance(reader, hf.GrantedLoader):
-                assert reader.in_flight > 0 or stop == steps
+            with reading(reader) as batches:
+                consumed += train(ck, model, optimizers, batches, steps=stop - start)
+                if isinstance(reader, hf.GrantedLoader):
+                    assert reader.in_flight > 0 or stop == steps
     assert consumed == expected
     assert fingerprint(model, optimizers) == expected_model
 
@@ -117,8 +137,8 @@ def test_no_batch_is_in_flight_when_a_checkpoint_is_taken(tmp_path: Path) -> Non
 
     with hf.Checkpointer(
         tmp_path, model=model, optimizer=optimizers, reader=Watched(), every=EVERY
-    ) as ck:
-        between = [reader.in_flight for _ in train(ck, model, optimizers, reader, steps=25)]
+    ) as ck, reading(reader) as batches:  # fmt: skip
+        between = [reader.in_flight for _ in train(ck, model, optimizers, batches, steps=25)]
     assert at_checkpoint == [0] * 5
     assert max(between) > 0
 
@@ -126,12 +146,15 @@ def test_no_batch_is_in_flight_when_a_checkpoint_is_taken(tmp_path: Path) -> Non
 def test_manual_save_in_mid_interval_resumes_at_the_batch_after_it(tmp_path: Path) -> None:
     model, optimizers = build(1)
     reader = granted()
-    with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers, reader=reader, every=5) as ck:
-        seen = list(train(ck, model, optimizers, reader, steps=7))
+    with hf.Checkpointer(
+        tmp_path, model=model, optimizer=optimizers, reader=reader, every=5
+    ) as ck, reading(reader) as batches:  # fmt: skip
+        seen = list(train(ck, model, optimizers, batches, steps=7))
         ck.save().durable()
     reader = granted()
     with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers, reader=reader, every=5) as ck:
         assert ck.resume() == 7
-        seen += train(ck, model, optimizers, reader, steps=23)
+        with reading(reader) as batches:
+            seen += train(ck, model, optimizers, batches, steps=23)
     samples = [sample for batch in seen for sample in batch]
     assert sorted(samples) == list(range(180))
