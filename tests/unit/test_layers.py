@@ -15,14 +15,14 @@ ROOT = Path(holdfast.__file__).parent
 ALLOWED = {
     "errors": set(),
     "events": {"errors"},
+    "placement": {"errors"},
+    "plan": {"errors", "events", "kernels"},
     "kernels": set(),
     "storage": {"errors", "events"},
-    "tables": {"errors", "events", "kernels"},
-    "checkpoint": {"errors", "events", "kernels", "storage", "tables"},
-    "recsys": {"errors", "events", "kernels", "storage", "tables", "checkpoint"},
-    "report": {"errors", "events", "kernels", "storage", "tables", "checkpoint", "recsys"},
-    "bench": {"errors", "events", "kernels", "storage", "tables", "checkpoint", "recsys", "report"},
+    "tables": {"errors", "events", "kernels", "placement"},
 }
+for upper in ("checkpoint", "recsys", "report", "bench"):
+    ALLOWED[upper] = set(ALLOWED)
 ALLOWED["cli"] = set(ALLOWED)
 KERNEL_PACKAGES = {
     "__future__", "typing", "collections", "dataclasses", "numpy", "numba", "holdfast"
