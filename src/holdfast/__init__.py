@@ -18,10 +18,13 @@ if TYPE_CHECKING:
     from holdfast.checkpoint.bitwidth import BitsFor, FailureEstimate
     from holdfast.checkpoint.checkpointer import Checkpointer
     from holdfast.checkpoint.codec import Codec
+    from holdfast.checkpoint.grid import Extract
+    from holdfast.checkpoint.priority import Priority
     from holdfast.checkpoint.reader import GrantedLoader
     from holdfast.checkpoint.retention import Keep
     from holdfast.checkpoint.run import CheckpointInfo, Rows, Run, open
     from holdfast.checkpoint.save import Save, SaveStats
+    from holdfast.checkpoint.schedule import Pls
     from holdfast.checkpoint.strategy import Strategy
     from holdfast.checkpoint.verify import VerifyReport, verify
     from holdfast.errors import (
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
         NotFoundError,
         UnavailableError,
     )
+    from holdfast.placement import Placement
 
 __all__ = [
     "BitsFor",
@@ -49,6 +53,9 @@ __all__ = [
     "InvalidRequestError",
     "Keep",
     "NotFoundError",
+    "Placement",
+    "Pls",
+    "Priority",
     "Rows",
     "Run",
     "Save",
@@ -65,12 +72,15 @@ _HOMES = {
     "checkpoint.checkpointer": ("Checkpointer",),
     "checkpoint.codec": ("Codec",),
     "checkpoint.grid": ("Extract",),
+    "checkpoint.priority": ("Priority",),
     "checkpoint.reader": ("GrantedLoader",),
     "checkpoint.retention": ("Keep",),
+    "checkpoint.schedule": ("Pls",),
     "checkpoint.run": ("CheckpointInfo", "Rows", "Run", "open"),
     "checkpoint.strategy": ("Strategy",),
     "checkpoint.verify": ("VerifyReport", "verify"),
     "checkpoint.save": ("Save", "SaveStats"),
+    "placement": ("Placement",),
     "errors": (
         "ConflictError",
         "CorruptDataError",

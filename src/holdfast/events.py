@@ -141,6 +141,20 @@ class Restored(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered(Event):
+    """The rows of servers that failed came back from a checkpoint; all others went on."""
+
+    kind: ClassVar[str] = "recovered"
+    step: int
+    checkpoint_step: int
+    servers: tuple[int, ...]
+    rows: int
+    bytes: int
+    seconds: float
+    pls: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointsDropped(Event):
     """Retention, or a rewind to an older step, let checkpoints go."""
 

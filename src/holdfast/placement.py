@@ -29,40 +29,35 @@ SERVERS_MAX = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Rows over ``servers``, in stripes of ``data`` rows (None: one for each server)."""
+    """Rows over ``servers``, in stripes of ``data`` rows (0: one for each server)."""
 
     servers: int
-    data: int | None = None
+    data: int = 0
     parity: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("servers", 1), ("data", 1), ("parity", 0)):
+        for name, least in (("servers", 1), ("data", 0), ("parity", 0)):
             value = getattr(self, name)
-            if name == "data" and value is None:
-                continue
             is_whole = isinstance(value, int) and not isinstance(value, bool)
             if not is_whole or not least <= value <= SERVERS_MAX:
                 raise InvalidRequestError(
                     f"a number of {name} is a whole number from {least} on", **{name: value}
                 )
-        if self.stripe_rows + self.parity > self.servers:
+        if self.data == 0:
+            object.__setattr__(self, "data", self.servers)
+        if self.data + self.parity > self.servers:
             raise InvalidRequestError(
                 "a stripe's rows need a server each",
                 servers=self.servers,
-                data=self.stripe_rows,
+                data=self.data,
                 parity=self.parity,
                 todo="have at least data + parity servers",
             )
 
     @property
-    def stripe_rows(self) -> int:
-        """Data rows of a stripe."""
-        return self.servers if self.data is None else self.data
-
-    @property
     def _round_rows(self) -> int:
         """Rows after which the stripes are back at the server they began with."""
-        return math.lcm(self.stripe_rows, self.servers)
+        return math.lcm(self.data, self.servers)
 
     def servers_of(self, ids_N: np.ndarray) -> np.ndarray:
         """The server of each row.
@@ -82,9 +77,9 @@ class Placement:
         >>> Placement(4, data=2, parity=1).parity_servers_of(np.arange(4)).ravel()
         array([2, 0, 3, 1])
         """
-        first_S = stripes_S * self.stripe_rows
+        first_S = stripes_S * self.data
         shift_S = first_S // self._round_rows
-        after_S = first_S + self.stripe_rows + shift_S
+        after_S = first_S + self.data + shift_S
         servers_SP: np.ndarray = (after_S[:, None] + np.arange(self.parity)) % self.servers
         return servers_SP
 

@@ -16,8 +16,8 @@ from holdfast.placement import Placement
 @st.composite
 def placements(draw: st.DrawFn) -> Placement:
     servers = draw(st.integers(1, 24))
-    data = draw(st.none() | st.integers(1, servers))
-    parity = 0 if data is None else draw(st.integers(0, servers - data))
+    data = draw(st.integers(0, servers))
+    parity = draw(st.integers(0, servers - data)) if data else 0
     return Placement(servers, data, parity)
 
 
@@ -39,12 +39,12 @@ def test_rows_of_a_server_are_those_placed_on_it(placement: Placement, rows: int
 @given(placement=placements(), first=st.integers(0, 10**6))
 def test_rows_of_a_stripe_are_on_different_servers(placement: Placement, first: int) -> None:
     stripes_S = np.arange(first, first + 100)
-    rows_SD = stripes_S[:, None] * placement.stripe_rows + np.arange(placement.stripe_rows)
+    rows_SD = stripes_S[:, None] * placement.data + np.arange(placement.data)
     members = np.concatenate(
         [placement.servers_of(rows_SD), placement.parity_servers_of(stripes_S)], axis=1
     )
     assert all(len(set(stripe)) == len(stripe) for stripe in members.tolist())
-    assert members.shape[1] == placement.stripe_rows + placement.parity
+    assert members.shape[1] == placement.data + placement.parity
 
 
 @given(placement=placements())
@@ -59,7 +59,7 @@ def test_parity_goes_round_all_servers(placement: Placement) -> None:
 @pytest.mark.parametrize(
     "given_", [
         {"servers": 0}, {"servers": -1}, {"servers": 2.0}, {"servers": True},
-        {"servers": 4, "data": 0}, {"servers": 4, "data": 5},
+        {"servers": 4, "data": -1}, {"servers": 4, "data": 5},
         {"servers": 4, "data": 4, "parity": 1},
         {"servers": 4, "data": 2, "parity": -1}, {"servers": 1 << 17},
     ],

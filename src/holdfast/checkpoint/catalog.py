@@ -20,11 +20,15 @@ import bisect
 import dataclasses
 import itertools
 import operator
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
+
 from holdfast.checkpoint.object import Extent
 from holdfast.errors import NotFoundError
+from holdfast.placement import Placement
 from holdfast.tables import TableSchema
 
 BASE, DELTA = "base", "delta"
@@ -120,6 +124,22 @@ class Rewind:
 
 
 @dataclass(frozen=True, slots=True)
+class Shards:
+    """From the base ``since`` on, no segment holds rows of two servers."""
+
+    placement: Placement
+    since: int
+
+    def held_by(
+        self, segments: Sequence[SegmentEntry], servers: Collection[int]
+    ) -> list[SegmentEntry]:
+        """Those of some segments that hold rows of these servers; none may be older."""
+        firsts_S = np.array([segment.first for segment in segments], np.int64)
+        is_held_S = np.isin(self.placement.servers_of(firsts_S), list(servers))
+        return [s for s, is_held in zip(segments, is_held_S.tolist(), strict=True) if is_held]
+
+
+@dataclass(frozen=True, slots=True)
 class Catalog:
     """A run's state as of one commit."""
 
@@ -137,6 +157,7 @@ class Catalog:
     grids: tuple[GridEntry, ...] = ()
     recoveries: tuple[Recovery, ...] = ()
     """The last two."""
+    shards: Shards | None = None
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -197,12 +218,18 @@ class Catalog:
         objects: tuple[tuple[str, int], ...],
         *,
         replaces_since: int | None,
+        placement: Placement | None = None,
     ) -> Self:
         """This catalog and one more checkpoint.
 
         ``replaces_since`` is the step whose successors this checkpoint holds every row of: older
-        segments born after it die now (a base replaces all that came before).
+        segments born after it die now (a base replaces all that came before). ``placement`` says by
+        which servers its rows are apart; that can change only with a base.
         """
+        shards = self.shards
+        if (None if shards is None else shards.placement) != placement:
+            assert entry.kind == BASE
+            shards = None if placement is None else Shards(placement, entry.step)
         replaced = -1 if entry.kind == BASE else replaces_since
         older, grids = self.segments, self.grids
         if replaced is not None:
@@ -225,6 +252,7 @@ class Catalog:
             objects=(*self.objects, *objects),
             growth=(grown,) if entry.kind == BASE else (*self.growth, grown),
             grids=grids,
+            shards=shards,
         )
 
     def with_grid(self, grid: GridEntry) -> Self:
@@ -270,6 +298,7 @@ class Catalog:
             rewinds=(*self.rewinds, Rewind(step, last.step)),
             growth=growth,
             grids=grids,
+            shards=None if self.shards is not None and self.shards.since > step else self.shards,
         )
         return rewound.without_dead()
 

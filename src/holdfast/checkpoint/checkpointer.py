@@ -23,7 +23,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
@@ -47,10 +47,12 @@ from holdfast.checkpoint.catalog import BASE, Catalog, Recovery
 from holdfast.checkpoint.extractor import Extractor
 from holdfast.checkpoint.grid import as_extract
 from holdfast.checkpoint.load import load_checkpoint
+from holdfast.checkpoint.priority import Chooser, check_tracking
 from holdfast.checkpoint.reader import check_stateful
 from holdfast.checkpoint.retention import as_keep
 from holdfast.checkpoint.run import as_ids
 from holdfast.checkpoint.save import Save, make_order, state_codec_name
+from holdfast.checkpoint.schedule import Schedule
 from holdfast.checkpoint.selection import Selection
 from holdfast.checkpoint.settings import CANCEL, make_settings, open_log
 from holdfast.checkpoint.snapshot import take_dense, take_rows
@@ -61,6 +63,7 @@ from holdfast.checkpoint.unseen import Canary, check_lookups_suffice
 from holdfast.checkpoint.warm import warm_kernels
 from holdfast.checkpoint.writer import RunWriter
 from holdfast.errors import HoldfastError, InvalidRequestError
+from holdfast.plan.pls import PlsMeter
 from holdfast.storage import open_storage
 from holdfast.storage.base import Storage
 from holdfast.tables import ModelState, TableSchema
@@ -91,7 +94,11 @@ class Checkpointer:
         if self.settings.extract is not None:
             rules = as_extract(self.settings.extract)
             self._strategy = dataclasses.replace(self._strategy, extract=rules)
+        if self.settings.priority is not None:
+            self._strategy = dataclasses.replace(self._strategy, priority=self.settings.priority)
         self._keep = as_keep(self.settings.keep)
+        self._placement = self.settings.placement
+        self._meter = self.settings.make_meter()
         self._state = ModelState(model, optimizer)
         self._extras = dict(extras or {})
         if reader is not None:
@@ -113,6 +120,11 @@ class Checkpointer:
         tables = self._state.tables if self._has_deltas else []
         self._tracker = make_tracker(self.settings.tracking, tables, model)
         self._cursor = self._tracker.cursor()
+        self._chooser = self._make_chooser()
+        hot = self._strategy.priority
+        self._schedule = Schedule(
+            self.settings.every, clock=self.settings.clock, part=1.0 if hot is None else hot.r
+        )
         self._canary = Canary(tables if self._is_tracking_lookups else [])
         full_bytes = self._state.full_bytes()
         self._pool = StagingPool(
@@ -130,6 +142,7 @@ class Checkpointer:
         self._discard_later = False
         self._is_torn = False
         self._is_closed = False
+        self._parts_saved = 0  # of a round of saves of hot rows
         self._codecs: CodecPlan | None = None
         self._sizes: tuple[int, tuple[int, int]] = (-1, (0, 0))
         has_grid = self._strategy.extract is not None
@@ -148,6 +161,7 @@ class Checkpointer:
         )
         self._exit_report = functools.partial(_report_at_exit, weakref.ref(self))
         atexit.register(self._exit_report)
+        self._schedule.start(self._step)
         self._grant()
 
     # What a training loop calls.
@@ -155,6 +169,17 @@ class Checkpointer:
     @property
     def _has_deltas(self) -> bool:
         return deltas_since(self._strategy.base) is not None
+
+    def _make_chooser(self) -> Chooser | None:
+        rules = self._strategy.priority
+        if rules is None:
+            return None
+        check_tracking(rules, self._tracker)
+        chooser = Chooser(rules, self._state.tables)
+        listen = getattr(self._tracker, "listen", None)
+        if listen is not None:
+            listen(chooser.see)
+        return chooser
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -222,10 +247,15 @@ class Checkpointer:
         )
         self._step = step
         self._at = step
+        if self._meter is not None and loaded.pls is not None:
+            self._meter = PlsMeter.from_state(loaded.pls)
         self._is_torn = False
         self._discard_later = discard_later
         self._tracker.reset()
         self._canary.reset()
+        if self._chooser is not None:
+            self._chooser.reset()
+        self._schedule.start(step)
         if wants_changed:
             self._cursor.give_back(loaded.changed)
         stats = loaded.stats
@@ -247,6 +277,68 @@ class Checkpointer:
         self._grant()
         return step
 
+    def recover(self, servers: Iterable[int]) -> restores.RestoreStats:
+        """Bring back the rows of servers that failed, each as it was saved last; all else goes on.
+
+        What training did to those rows since is lost, and only that (``pls``).
+
+        Raises:
+            InvalidRequestError: no such server, or their rows are not stored apart.
+            CorruptDataError: names what is damaged; the model is then unusable until another
+                restore succeeds, and is not saved.
+        """
+        self._check_open()
+        placement = self._placement
+        if placement is None:
+            raise InvalidRequestError(
+                "the rows are not divided among servers", todo="pass servers= to the Checkpointer"
+            )
+        failed = tuple(sorted(set(servers)))
+        for server in failed:
+            placement.check_server(server)
+        self._finish_running()
+        with self._extractor.stopped():
+            self._settle_commit()
+            started = time.perf_counter()
+            stats, saved = self._recover_rows(failed)
+        added = None if self._meter is None else self._meter.failed(failed)
+        self._log.emit(
+            events.Recovered(
+                step=self._step,
+                checkpoint_step=saved,
+                servers=failed,
+                rows=stats.rows,
+                bytes=stats.bytes,
+                seconds=time.perf_counter() - started,
+                pls=added,
+            )
+        )
+        return stats
+
+    def _recover_rows(self, servers: tuple[int, ...]) -> tuple[restores.RestoreStats, int]:
+        catalog = self._writer.catalog
+        saved = self._at
+        if saved is None:
+            raise InvalidRequestError(
+                "nothing is saved yet that the model descends from",
+                todo="save first, or call ck.resume()",
+            )
+        self._state.check_parameters()
+        self._state.check_schemas(catalog.schema_of(catalog.checkpoint(saved)))
+        targets = {table.name: table.arrays() for table in self._state.tables}
+        restores.check_complete(catalog, saved, servers)
+        was_torn, self._is_torn = self._is_torn, True
+        stats = restores.restore_rows(self._storage, catalog, saved, targets, servers=servers)
+        for table in self._state.tables:
+            table.load_arrays(targets[table.name])
+        self._is_torn = was_torn
+        return stats, saved
+
+    @property
+    def pls(self) -> float | None:
+        """The portion of lost samples so far (CPR); None without ``total_steps`` and servers."""
+        return None if self._meter is None else self._meter.pls
+
     def step(self) -> Save | None:
         """Count one training step; save when one is due. Call it after ``optimizer.step()``.
 
@@ -255,13 +347,17 @@ class Checkpointer:
         """
         self._check_open()
         self._step += 1
-        every = self.settings.every
-        is_due = every is not None and self._step % every == 0
+        if self._meter is not None:
+            self._meter.trained(1)
+        was_known = self._schedule.steps_left(self._step) is not None
+        is_due = self._schedule.is_due(self._step)
         try:
             self._report_finished()
             return self.save() if is_due else None
         finally:
             if is_due:
+                self._schedule.saved(self._step)
+            if is_due or not was_known:
                 self._grant()
 
     def save(self) -> Save:
@@ -309,6 +405,7 @@ class Checkpointer:
                 keep=self._keep,
                 rewind_to=self._at if self._discard_later else None,
                 has_grid=self._strategy.extract is not None,
+                placement=self._placement,
             )
             with self._extractor.paused():
                 save = self._running = self._last_save = Save(
@@ -319,7 +416,7 @@ class Checkpointer:
                     depth=self._threads + 1,
                     on_commit=self._on_commit,
                 )
-                dense = take_dense(self._state, self._extras)
+                dense = take_dense(self._state, self._extras, pls=_saved_state(self._meter))
                 take_rows(
                     self._state.tables,
                     schemas,
@@ -470,6 +567,8 @@ class Checkpointer:
         must_be_base = None
         if history.schema_of(last) != schemas:
             must_be_base = "the tables' columns changed (row state appeared)"
+        if self._placement != (None if history.shards is None else history.shards.placement):
+            must_be_base = "the rows are divided among other servers"
         return plan_checkpoint(
             self._strategy.base,
             history.delta_sizes(),
@@ -499,11 +598,18 @@ class Checkpointer:
             marks = self._claim = self._cursor.advance()
         if plan.kind == BASE:
             self._canary.reset()
-            return [Selection(table.rows) for table in tables]
+            if self._chooser is not None:
+                self._chooser.saved(None)
+            return [Selection(table.rows, placement=self._placement) for table in tables]
         self._canary.check(marks)
         if plan.since != SINCE_BASE:
             self._canary.reset()
-        return [Selection(table.rows, marks[table.name]) for table in tables]
+        if self._chooser is not None:
+            marks, later = self._chooser.choose(marks)
+            self._claim = marks
+            self._cursor.give_back(later)
+            self._chooser.saved(marks)
+        return [Selection(table.rows, marks[table.name], self._placement) for table in tables]
 
     # How it settles what happened in the background.
 
@@ -531,10 +637,11 @@ class Checkpointer:
         save, self._running = self._running, None
         claim, self._claim = self._claim, None
         if save is not None and save.is_committed:
-            self._at = save.step
-            self._discard_later = False
+            self._move_to(save.step)
         elif claim is not None:
             self._cursor.give_back(claim)
+            if self._chooser is not None:
+                self._chooser.give_back(claim)
 
     def _settle_commit(self) -> None:
         """A commit whose answer was lost: if it was carried out, the model descends from it."""
@@ -543,8 +650,21 @@ class Checkpointer:
         if last is None or last.error is None or last.entry is None:
             return
         if last.entry in self._writer.catalog.checkpoints:
-            self._at = last.step
-            self._discard_later = False
+            self._move_to(last.step)
+
+    def _move_to(self, step: int) -> None:
+        """The model descends from a committed step."""
+        if step != self._at:
+            # A part of the rows at a time: only a round of such saves counts as a save of all.
+            hot = self._strategy.priority
+            self._parts_saved += 1
+            is_whole = hot is None or self._parts_saved >= hot.saves_a_round
+            if is_whole or self._writer.catalog.checkpoint(step).kind == BASE:
+                self._parts_saved = 0
+                if self._meter is not None:
+                    self._meter.saved(at=self._meter.samples - (self._step - step))
+        self._at = step
+        self._discard_later = False
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -553,9 +673,9 @@ class Checkpointer:
     def _grant(self) -> None:
         """Tell the reader how many batches to read until the next checkpoint."""
         grant = getattr(self._reader, "grant", None)
-        every = self.settings.every
-        if grant is not None and every is not None:
-            grant(every - self._step % every)
+        left = self._schedule.steps_left(self._step)
+        if grant is not None and left is not None:
+            grant(left)
 
 
 def _report_at_exit(reference: weakref.ref[Checkpointer]) -> None:
@@ -564,6 +684,15 @@ def _report_at_exit(reference: weakref.ref[Checkpointer]) -> None:
     save = None if checkpointer is None else checkpointer._running
     if save is not None and save.error is not None and not save.is_reported:
         print(f"holdfast: the last save failed: {save.error}", file=sys.stderr)
+
+
+def _saved_state(meter: PlsMeter | None) -> dict[str, Any] | None:
+    """A meter's state as it will be once the save it goes with is durable."""
+    if meter is None:
+        return None
+    saved = PlsMeter.from_state(meter.state())
+    saved.saved()
+    return saved.state()
 
 
 def _as_storage(

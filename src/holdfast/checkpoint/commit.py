@@ -28,10 +28,18 @@ from holdfast.checkpoint.catalog import (
     Recovery,
     Rewind,
     SegmentEntry,
+    Shards,
 )
 from holdfast.checkpoint.checksum import as_hex, checksum
 from holdfast.checkpoint.object import Extent
-from holdfast.errors import ConflictError, CorruptDataError, NotFoundError, UnavailableError
+from holdfast.errors import (
+    ConflictError,
+    CorruptDataError,
+    InvalidRequestError,
+    NotFoundError,
+    UnavailableError,
+)
+from holdfast.placement import Placement
 from holdfast.storage.base import Storage
 from holdfast.tables import Column, TableSchema
 
@@ -104,6 +112,11 @@ def to_bytes(catalog: Catalog) -> bytes:
         ],
         "recoveries": [list(dataclasses.astuple(r)) for r in catalog.recoveries],
     }
+    if catalog.shards is not None:
+        placement = catalog.shards.placement
+        body["shards"] = [
+            placement.servers, placement.data, placement.parity, catalog.shards.since
+        ]  # fmt: skip
     text = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
     return f"{_MAGIC} {FORMAT} {as_hex(checksum(text))}\n".encode() + text + b"\n"
 
@@ -237,7 +250,20 @@ def _parse(body: dict[str, Any], format_: int) -> Catalog:
             )
             for base_bytes, base_s, delta_bytes, delta_s in body["recoveries"]
         ),
+        shards=_parse_shards(body.get("shards")),
     )
+
+
+def _parse_shards(values: Any) -> Shards | None:
+    if values is None:
+        return None
+    servers, data, parity, since = map(stored_json.count, values)
+    if data == 0:
+        raise ValueError("impossible shards")
+    try:
+        return Shards(Placement(servers, data, parity), since)
+    except InvalidRequestError as error:
+        raise ValueError("impossible shards") from error
 
 
 def _count_or_none(value: object) -> int | None:

@@ -194,7 +194,12 @@ def checked_segment(data: memoryview, entry: SegmentEntry, schema: TableSchema) 
     return segment
 
 
-def groups(segments: Iterable[SegmentEntry], *, bytes_max: int = GROUP_BYTES_MAX) -> list[Group]:
+def groups(
+    segments: Iterable[SegmentEntry],
+    *,
+    bytes_max: int = GROUP_BYTES_MAX,
+    gap_max: int = GAP_BYTES_MAX,
+) -> list[Group]:
     """Segments in groups to be read and decoded together.
 
     Neighbours in an object are read with one request, small gaps included; small requests are put
@@ -202,7 +207,7 @@ def groups(segments: Iterable[SegmentEntry], *, bytes_max: int = GROUP_BYTES_MAX
     """
     found: list[Group] = []
     size = bytes_max
-    for stretch in _stretches(segments, bytes_max):
+    for stretch in _stretches(segments, bytes_max, gap_max):
         if size + _span(stretch) > bytes_max:
             found.append([])
             size = 0
@@ -211,14 +216,16 @@ def groups(segments: Iterable[SegmentEntry], *, bytes_max: int = GROUP_BYTES_MAX
     return found
 
 
-def _stretches(segments: Iterable[SegmentEntry], bytes_max: int) -> list[list[SegmentEntry]]:
+def _stretches(
+    segments: Iterable[SegmentEntry], bytes_max: int, gap_max: int
+) -> list[list[SegmentEntry]]:
     found: list[list[SegmentEntry]] = []
     for entry in sorted(segments, key=lambda s: (s.extent.object, s.extent.offset)):
         extent = entry.extent
         if found:
             first, last = found[-1][0].extent, found[-1][-1].extent
             gap = extent.offset - (last.offset + last.bytes)
-            is_near = extent.object == last.object and 0 <= gap <= GAP_BYTES_MAX
+            is_near = extent.object == last.object and 0 <= gap <= gap_max
             if is_near and extent.offset + extent.bytes - first.offset <= bytes_max:
                 found[-1].append(entry)
                 continue

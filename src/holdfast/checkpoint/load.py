@@ -28,11 +28,13 @@ from holdfast.tables import ModelState
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What was loaded, how long its rows took, and which rows differ from the base."""
+    """What was loaded, how long its rows took, which rows differ from the base, and what the
+    checkpoint knows of lost samples."""
 
     stats: restore.RestoreStats
     dense_bytes: int
     changed: Marks
+    pls: Mapping[str, Any] | None
 
 
 def load_checkpoint(
@@ -78,7 +80,7 @@ def load_checkpoint(
         item.load_state_dict(stored_extras[name])
     changed, stats = _load_rows(storage, catalog, entry, state, wants_changed=wants_changed)
     load_rng_state(rng)
-    return Loaded(stats, entry.dense.bytes, changed)
+    return Loaded(stats, entry.dense.bytes, changed, dense.get("pls"))
 
 
 def _load_rows(

@@ -22,7 +22,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -33,7 +33,7 @@ from holdfast.checkpoint.catalog import Catalog, SegmentEntry
 from holdfast.checkpoint.fetch import Group, PartReader, SegmentReader
 from holdfast.checkpoint.kills import StoredKills
 from holdfast.checkpoint.scatter import Scatter, Targets
-from holdfast.errors import CorruptDataError, DataLossError
+from holdfast.errors import CorruptDataError, DataLossError, InvalidRequestError
 from holdfast.kernels import bitmap, bloom
 from holdfast.storage.base import Storage
 from holdfast.tables import TableSchema
@@ -65,19 +65,38 @@ def default_threads() -> int:
     return max(1, min(8, os.cpu_count() or 1))
 
 
-def check_complete(catalog: Catalog, step: int) -> list[SegmentEntry]:
+def check_complete(
+    catalog: Catalog, step: int, servers: Collection[int] | None = None
+) -> list[SegmentEntry]:
     """Make sure that the tables are as the segments say and a base stands behind every row.
 
-    Returns what is alive at the step, oldest born first.
+    Returns what is alive at the step, oldest born first; only what these servers hold, if given.
 
     Raises:
         CorruptDataError: a segment belongs to no table.
         DataLossError: names the table whose rows are not all there.
+        InvalidRequestError: the rows of servers are not stored apart at this step.
     """
     entry = catalog.checkpoint(step)
-    rows = {schema.name: schema.rows for schema in catalog.schema_of(entry)}
-    found: dict[str, int] = {}
+    schemas = catalog.schema_of(entry)
+    rows = {schema.name: schema.rows for schema in schemas}
+    wanted = rows
     alive = catalog.alive(step)
+    if servers is not None:
+        shards = catalog.shards
+        if shards is None or shards.since > entry.base:
+            raise InvalidRequestError(
+                "the rows of servers are not stored apart at this step",
+                step=step,
+                todo="save with servers= first, or restore the whole model",
+            )
+        placement = shards.placement
+        wanted = {
+            name: sum(len(placement.rows_of(server, count)) for server in servers)
+            for name, count in rows.items()
+        }
+        alive = shards.held_by(alive, servers)
+    found: dict[str, int] = {}
     for segment in alive:
         if segment.last >= rows.get(segment.table, 0):
             raise CorruptDataError(
@@ -89,14 +108,14 @@ def check_complete(catalog: Catalog, step: int) -> list[SegmentEntry]:
             )
         if segment.born == entry.base:
             found[segment.table] = found.get(segment.table, 0) + segment.rows
-    for schema in catalog.schema_of(entry):
-        if found.get(schema.name, 0) != schema.rows:
+    for name, count in wanted.items():
+        if found.get(name, 0) != count:
             raise DataLossError(
                 "the catalog does not hold every row",
                 step=step,
-                table=schema.name,
-                rows=schema.rows,
-                found=found.get(schema.name, 0),
+                table=name,
+                rows=count,
+                found=found.get(name, 0),
                 todo="restore another step",
             )
     return alive
@@ -136,14 +155,17 @@ def restore_rows(
     targets: Targets,
     *,
     on_ids: Callable[[SegmentEntry, np.ndarray], None] | None = None,
+    servers: Collection[int] | None = None,
     threads: int | None = None,
 ) -> RestoreStats:
-    """Fill whole tables with their rows as of a step; ``on_ids`` hears which rows came from where.
+    """Fill whole tables with their rows as of a step, or only the rows of some servers.
+
+    ``on_ids`` hears which rows came from where. Of other servers' rows nothing is read or written.
 
     Raises:
         CorruptDataError: the targets are then partly overwritten.
     """
-    alive = check_complete(catalog, step)
+    alive = check_complete(catalog, step, servers)
     entry = catalog.checkpoint(step)
     schemas = {t.name: t for t in catalog.schema_of(entry)}
     layers = plan_layers(catalog, step, list(targets), alive)
@@ -152,6 +174,8 @@ def restore_rows(
     grid = catalog.grid_of(entry)
     reader = SegmentReader(storage)
     threads = threads or default_threads()
+    # What lies between the segments of a server is other servers'.
+    gap_max = fetch.GAP_BYTES_MAX if servers is None else 0
     with ThreadPoolExecutor(threads, "holdfast-restore") as pool:
 
         def load(groups: list[Group], scatter: Scatter, *, is_masked: bool) -> list[Future[int]]:
@@ -163,7 +187,7 @@ def restore_rows(
             started = time.perf_counter()
             fetch.check_frames(storage, catalog, [s.extent for s in base])
             scatter = Scatter(targets, schemas, StoredKills(), step, on_ids=on_ids)
-            tasks = load(fetch.groups(base), scatter, is_masked=False)
+            tasks = load(fetch.groups(base, gap_max=gap_max), scatter, is_masked=False)
             # While the base is read: what must be known before the rest of it is.
             extents = [s.extent for layer in later for s in layer.segments]
             if grid is not None and any(layer.is_masked for layer in later):
@@ -171,7 +195,7 @@ def restore_rows(
                 kills = fetch.read_kills(storage, grid)
                 scatter = Scatter(targets, schemas, kills, step, on_ids=on_ids)
             fetch.check_frames(storage, catalog, extents)
-            planned = [(_groups(layer, threads), layer.is_masked) for layer in later]
+            planned = [(_groups(layer, threads, gap_max), layer.is_masked) for layer in later]
             masked = sum(task.result() for task in tasks)
             base_s = time.perf_counter() - started
             for groups, is_masked in planned:
@@ -192,14 +216,13 @@ def restore_rows(
     )
 
 
-def _groups(layer: Layer, threads: int) -> list[Group]:
+def _groups(layer: Layer, threads: int, gap_max: int) -> list[Group]:
     """A layer over the base in large groups: the more chunks are scattered together, the more of
     their rows go to the same part of a table one after the other."""
     total = sum(s.extent.bytes for s in layer.segments)
     share = total // (_GROUPS_A_THREAD * threads)
-    return fetch.groups(
-        layer.segments, bytes_max=min(_GROUP_BYTES_MAX, max(fetch.GROUP_BYTES_MAX, share))
-    )
+    bytes_max = min(_GROUP_BYTES_MAX, max(fetch.GROUP_BYTES_MAX, share))
+    return fetch.groups(layer.segments, bytes_max=bytes_max, gap_max=gap_max)
 
 
 def _load(reader: SegmentReader, scatter: Scatter, group: Group, *, is_masked: bool) -> int:

@@ -47,6 +47,7 @@ from holdfast.checkpoint.staging import StagingPool
 from holdfast.checkpoint.strategy import CodecPlan
 from holdfast.checkpoint.writer import RunWriter, store_segment
 from holdfast.errors import HoldfastError
+from holdfast.placement import Placement
 from holdfast.tables import TableSchema
 
 # Row state that is never negative, by the names torch.optim gives it.
@@ -92,6 +93,7 @@ class SaveOrder:
     staged_bytes: int
     keep: Keep
     has_grid: bool
+    placement: Placement | None
 
 
 def make_order(
@@ -105,6 +107,7 @@ def make_order(
     step: int,
     keep: Keep,
     has_grid: bool,
+    placement: Placement | None = None,
 ) -> SaveOrder:
     """What the background half is to do, from what was decided on the run's ``history``."""
     counts = [selection.rows for selection in selections]
@@ -122,6 +125,7 @@ def make_order(
         staged_bytes=sum(n * t.row_bytes for n, t in zip(counts, schemas, strict=True)),
         keep=keep,
         has_grid=has_grid,
+        placement=placement,
     )
 
 
@@ -416,7 +420,11 @@ class Save:
                 ordinal=catalog.last.ordinal + 1 if catalog.last is not None else 0,
             )
             catalog = catalog.with_checkpoint(
-                self.entry, segments, objects, replaces_since=order.replaces_since
+                self.entry,
+                segments,
+                objects,
+                replaces_since=order.replaces_since,
+                placement=order.placement,
             )
             if order.has_grid and catalog.grid_of(self.entry) is None:
                 catalog = catalog.with_grid(GridEntry(order.base, None, order.base, None))

@@ -2,7 +2,8 @@
 
     plan + cursor -> Selection per table -> RowPart: what the snapshot gathers and a segment holds
 
-Invariant: the parts of a selection hold each of its rows exactly once, in ascending order.
+Invariant: the parts of a selection hold each of its rows exactly once, ascending within a part;
+with a placement a part holds rows of one server, and servers come one after the other.
 
 Not here: when a base is taken (baseline.py), how changes are seen (tracker.py).
 """
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.kernels import bitmap
+from holdfast.placement import Placement
 
 Words = npt.NDArray[np.uint64]
 
@@ -40,10 +42,14 @@ class RowPart:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The rows of one table to save: all (``words_W`` None), or the marked ones."""
+    """The rows of one table to save: all (``words_W`` None), or the marked ones.
+
+    With a ``placement`` every server's rows are saved apart, so that they can be read apart.
+    """
 
     table_rows: int
     words_W: Words | None = None
+    placement: Placement | None = None
 
     @property
     def rows(self) -> int:
@@ -55,7 +61,12 @@ class Selection:
 
         >>> [(part.start, part.stop) for part in Selection(10).parts(4)]
         [(0, 4), (4, 8), (8, 10)]
+        >>> [part.ids().tolist() for part in Selection(5, placement=Placement(2)).parts(2)]
+        [[0, 2], [4], [1, 3]]
         """
+        if self.placement is not None:
+            yield from self._parts_of_servers(self.placement, rows_max)
+            return
         if self.words_W is None:
             for start in range(0, self.table_rows, rows_max):
                 yield RowPart(start, min(self.table_rows, start + rows_max), None)
@@ -65,3 +76,12 @@ class Selection:
             ids_N = bitmap.ids(self.words_W, lo, hi)
             if len(ids_N):
                 yield RowPart(lo, hi, ids_N)
+
+    def _parts_of_servers(self, placement: Placement, rows_max: int) -> Iterator[RowPart]:
+        for server in range(placement.servers):
+            ids_N = placement.rows_of(server, self.table_rows)
+            if self.words_W is not None:
+                ids_N = ids_N[bitmap.is_set(self.words_W, ids_N)]
+            for start in range(0, len(ids_N), rows_max):
+                part_N = ids_N[start : start + rows_max]
+                yield RowPart(int(part_N[0]), int(part_N[-1]) + 1, part_N)

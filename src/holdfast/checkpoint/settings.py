@@ -13,10 +13,14 @@ from holdfast import events
 from holdfast.checkpoint.bitwidth import PAPER_TABLE, BitsFor, FailureEstimate
 from holdfast.checkpoint.codec import Codec
 from holdfast.checkpoint.grid import Extract
+from holdfast.checkpoint.priority import Priority
 from holdfast.checkpoint.retention import Keep
+from holdfast.checkpoint.schedule import Pls, check_every
 from holdfast.checkpoint.strategy import Strategy
 from holdfast.checkpoint.tracker import LOOKUP
 from holdfast.errors import InvalidRequestError
+from holdfast.placement import Placement
+from holdfast.plan.pls import PlsMeter
 
 WAIT, CANCEL = "wait", "cancel"
 
@@ -26,13 +30,16 @@ class Settings:
     """What the keyword arguments of a Checkpointer mean when they are left out."""
 
     strategy: str | Strategy = "check-n-run"
-    every: int | None = None
+    every: int | Pls | None = None
     codec: str | Codec | None = None
     state_codec: str | Codec | None = None
     expected_restores: float | FailureEstimate = 20
     bits_table: Sequence[BitsFor] = PAPER_TABLE
     keep: Keep | int | None = None
     extract: Extract | float | None = None
+    priority: Priority | None = None
+    servers: Placement | int | None = None
+    total_steps: int | None = None
     on_busy: str = WAIT
     tracking: str = LOOKUP
     staging_bytes_max: int | None = None
@@ -42,18 +49,32 @@ class Settings:
     storage_options: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        every = self.every
-        if every is not None and (isinstance(every, bool) or int(every) != every or every < 1):
-            raise InvalidRequestError(
-                "a checkpoint interval is a whole number of steps", every=every,
-                todo="pass every=1000, or leave it out and call ck.save()",
-            )  # fmt: skip
+        check_every(self.every)
+        if self.servers is not None and not isinstance(self.servers, Placement):
+            Placement(self.servers)  # refuses what is no number of servers
+        placement = self.placement
+        if isinstance(self.every, Pls) and placement is not None:
+            self.every.check_servers(placement.servers)
         if self.on_busy not in (WAIT, CANCEL):
             raise InvalidRequestError("unknown on_busy", on_busy=self.on_busy, known=[WAIT, CANCEL])
-        for name in ("staging_bytes_max", "threads"):
+        for name in ("staging_bytes_max", "threads", "total_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidRequestError(f"{name} must be positive", value=value)
+
+    @property
+    def placement(self) -> Placement | None:
+        """Which rows are saved apart, so that they can be recovered apart."""
+        servers = self.servers
+        if servers is None and isinstance(self.every, Pls):
+            servers = self.every.servers
+        return Placement(servers) if isinstance(servers, int) else servers
+
+    def make_meter(self) -> PlsMeter | None:
+        """What counts lost samples, where it is known of how many; a step is a sample here."""
+        if self.placement is None or self.total_steps is None:
+            return None
+        return PlsMeter(self.total_steps, servers=self.placement.servers)
 
     @property
     def restores(self) -> float:

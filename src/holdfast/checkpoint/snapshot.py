@@ -67,9 +67,13 @@ _NUMPY_KNOWS = (torch.float32, torch.float64, torch.int64, torch.int32, torch.ui
 PartQueue = queue.SimpleQueue[Staging | None]
 
 
-def take_dense(state: ModelState, extras: Mapping[str, Any]) -> DenseState:
-    """Copy everything that is not a row: dense state, RNG state, reader and other extras."""
+def take_dense(
+    state: ModelState, extras: Mapping[str, Any], *, pls: Mapping[str, Any] | None = None
+) -> DenseState:
+    """Copy everything that is not a row: dense state, RNG state, reader and other extras, and what
+    is known of lost samples."""
     collected = {
+        **({} if pls is None else {"pls": dict(pls)}),
         **state.dense(),
         "rng": rng_state(),
         "extras": {name: item.state_dict() for name, item in extras.items()},

@@ -9,20 +9,23 @@ from holdfast.checkpoint.baseline import SINCE_LAST, check_policy, deltas_since
 from holdfast.checkpoint.bitwidth import MAX_BITS, PAPER_TABLE, BitsFor, choose_bits
 from holdfast.checkpoint.codec import Codec, parse_codec
 from holdfast.checkpoint.grid import Extract
+from holdfast.checkpoint.priority import MFU, SCAR, SSU, Priority
 from holdfast.errors import InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """When a base is taken, how rows are stored, whether increments become a grid.
+    """When a base is taken, which rows are saved, how they are stored, whether they become a grid.
 
     ``codec`` None: by expected restores. ``extract`` None: increments stay as they are.
+    ``priority`` None: every changed row is saved.
     """
 
     name: str
     base: str
     codec: str | None
     extract: Extract | None = None
+    priority: Priority | None = None
 
     def __post_init__(self) -> None:
         check_policy(self.base)
@@ -32,12 +35,29 @@ class Strategy:
                 base=self.base,
                 todo="use base='consecutive' or base='recovery-time', or leave extract out",
             )
+        if self.priority is not None and deltas_since(self.base) != SINCE_LAST:
+            raise InvalidRequestError(
+                "hot rows are saved first where each checkpoint adds to the last",
+                base=self.base,
+                todo="use base='consecutive' or base='recovery-time', or leave priority out",
+            )
 
 
 STRATEGIES = {
     "full": Strategy("full", base="full", codec="fp32"),
     "check-n-run": Strategy("check-n-run", base="intermittent", codec=None),
     "incrcp": Strategy("incrcp", base="recovery-time", codec="fp32", extract=Extract()),
+    "cpr": Strategy("cpr", base="full", codec="fp32"),
+    **{
+        f"cpr-{by}": Strategy(
+            f"cpr-{by}",
+            base="recovery-time",
+            codec="fp32",
+            extract=Extract(),
+            priority=Priority(by=by),
+        )
+        for by in (MFU, SSU, SCAR)
+    },
 }
 
 

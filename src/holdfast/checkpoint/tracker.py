@@ -22,7 +22,7 @@ enough (unseen.py).
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -97,6 +97,7 @@ class LookupTracker:
         self._pending: dict[LookupCursor, Marks] = {}
         self._looked_up: dict[str, list[Ids]] = {table.name: [] for table in self._tables}
         self._lock = threading.Lock()
+        self._listeners: list[Callable[[str, Ids], None]] = []
         self._hooks: list[RemovableHandle] = []
         for table in self._tables:
             for module in table.modules:
@@ -120,6 +121,13 @@ class LookupTracker:
         """Declare rows changed."""
         with self._lock:
             bitmap.mark(self._live[table], ids_N, self._rows[table])
+            for hear in self._listeners:
+                hear(table, ids_N)
+
+    def listen(self, hear: Callable[[str, Ids], None]) -> None:
+        """Tell of every mark: the table and the ids, as often as they were looked up."""
+        with self._lock:
+            self._listeners.append(hear)
 
     def note_lookup(self, table: str, ids_N: Ids) -> None:
         """Remember rows that the next optimizer step will change, if it has a dense gradient."""

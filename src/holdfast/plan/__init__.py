@@ -1,0 +1,1 @@
+"""When to save and how to recover: models of failures and costs. No torch, no engine."""
