@@ -266,6 +266,16 @@ def _ratios(found: Found) -> Iterable[Ratio]:
             target=RESTORE_MAX,
             sense=AT_MOST,
         )
+    differential = {one.step: one for one in of[DIFFERENTIAL]}
+    yield Ratio(
+        name="whole restore, were its changed rows read and copied bare",
+        ours=1e3 * mean(differential[c.step].base_s + c.bare_changed_s for c in found.bare),
+        peer=1e3 * mean(differential[c.step].whole_s for c in found.bare),
+        against=DIFFERENTIAL,
+        unit="ms",
+        note="what one base allows: the differential's own time for a base, and the grid's changed "
+        "rows read and copied with nothing around",
+    )
     alike = same_base(found)
     if alike > 1:
         yield Ratio(

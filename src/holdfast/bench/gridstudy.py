@@ -43,7 +43,7 @@ FILTERS: Mapping[str, Extract] = {
     "range": Extract(by_filter=False, by_ratio=False, memory_bytes=0),
     "range + Bloom": Extract(by_ratio=False, memory_bytes=0),
     "all three": Extract(memory_bytes=0),
-    "range + ratio, ids in memory": Extract(),
+    "ids in memory": Extract(),
 }
 BUNDLES: Mapping[str, Extract] = {
     "off": Extract(threshold=0.0, bundles=False),

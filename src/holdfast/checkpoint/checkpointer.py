@@ -146,7 +146,9 @@ class Checkpointer:
         self._codecs: CodecPlan | None = None
         self._sizes: tuple[int, tuple[int, int]] = (-1, (0, 0))
         has_grid = self._strategy.extract is not None
-        seconds = warm_kernels(self._plan_codec(restores=0), has_grid=has_grid)
+        seconds = warm_kernels(
+            self._plan_codec(restores=0), has_grid=has_grid, has_priority=hot is not None
+        )
         self._log.emit(events.KernelsCompiled(seconds=seconds))
         last = self._writer.catalog.last
         self._log.emit(

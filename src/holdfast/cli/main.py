@@ -21,6 +21,7 @@ from holdfast.cli.bench import bench
 from holdfast.cli.demo import demo
 from holdfast.cli.diff import diff
 from holdfast.cli.inspect import inspect
+from holdfast.cli.plan import plan
 from holdfast.cli.restore import restore
 from holdfast.cli.train import train
 from holdfast.cli.verify import verify
@@ -35,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, train, inspect, diff, verify, restore, bench):
+for command in (demo, train, inspect, diff, verify, restore, plan, bench):
     app.command()(command)
 
 

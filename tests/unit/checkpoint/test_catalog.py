@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 
 from holdfast.checkpoint import commit as catalogs
-from holdfast.checkpoint.catalog import BASE, DELTA, Catalog, CheckpointEntry, SegmentEntry
+from holdfast.checkpoint.catalog import BASE, DELTA, Catalog, CheckpointEntry, SegmentEntry, Shards
+from holdfast.checkpoint.checksum import as_hex, checksum
 from holdfast.checkpoint.object import ROWS, Extent, object_name
 from holdfast.errors import ConflictError, CorruptDataError, NotFoundError, UnavailableError
+from holdfast.placement import Placement
 from holdfast.storage import Storage, open_storage
 from holdfast.storage.fault import Fault, FaultyStorage, When
 from holdfast.tables import Column, TableSchema
@@ -87,6 +90,28 @@ def test_catalog_returns_from_bytes() -> None:
     catalog = grown(catalog.rewound(4), 7, DELTA, since=2)
     assert catalogs.from_bytes(catalogs.to_bytes(catalog)) == catalog
     assert catalogs.to_bytes(catalog) == catalogs.to_bytes(catalog)
+
+
+def test_division_among_servers_returns_from_bytes() -> None:
+    for shards in (None, Shards(Placement(3), 7), Shards(Placement(6, data=4, parity=2), 0)):
+        catalog = dataclasses.replace(start(), shards=shards)
+        assert catalogs.from_bytes(catalogs.to_bytes(catalog)) == catalog
+
+
+@pytest.mark.parametrize(
+    "lie", [
+        [0, 1, 0, 5], [3, 0, 0, 5], [3, 3, 1, 5], [3, 3, 0], [3, 3, 0, -1], [3, 3, 0, 5, 5], [],
+        ["3", 3, 0, 5], [3.0, 3, 0, 5], [True, 1, 0, 5], 3, {"servers": 3}, [1 << 40, 1, 0, 5],
+    ],
+)  # fmt: skip
+def test_impossible_division_is_refused(lie: object) -> None:
+    good = dataclasses.replace(start(), shards=Shards(Placement(3), 5))
+    text = catalogs.to_bytes(good).split(b"\n")[1].decode()
+    lying = text.replace('"shards":[3,3,0,5]', f'"shards":{json.dumps(lie)}').encode()
+    assert lying != text.encode()
+    data = f"holdfast-catalog 2 {as_hex(checksum(lying))}\n".encode() + lying + b"\n"
+    with pytest.raises(CorruptDataError):
+        catalogs.from_bytes(data)
 
 
 def test_unknown_format_is_refused_by_number() -> None:

@@ -1,0 +1,261 @@
+"""The advice: what every strategy would cost in a situation, which one to take, and why.
+
+Checkpoints are decoupled: training waits while rows are copied in memory, and writing goes on
+behind it. So a strategy's save costs its copy, and its interval cannot be shorter than its writing.
+Full recovery saves at sqrt(2 · copy · MTBF), partial recovery as rarely as the PLS allows.
+
+Erasure-coded servers save nothing. Every update also changes its parity rows: their traffic and
+memory bandwidth are counted as lost, none of it hidden, which is the worst case. While a server is
+decoded training goes on, slower by ``DECODE_DROP`` (ECRM measured 6 to 12 %).
+
+Invariants:
+- Estimates are closed forms of the situation's numbers; simulate.py confirms those of recovery.
+- The advice is the least overhead among what is possible and does not risk accuracy more than the
+  situation's PLS allows; its reason says what decided.
+
+Not here: the equations (overhead.py, pls.py), tables and pictures (report/).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from holdfast.plan.overhead import Costs, Overhead, interval_full, overhead_full, overhead_part
+from holdfast.plan.pls import expected_pls, interval_part
+from holdfast.plan.situation import SECONDS_AN_HOUR, Situation
+
+FULL, PARTIAL, CODED = "everyone reloads", "only the lost reload", "decoded, nobody waits"
+DECODE_DROP = 0.12
+SECOND_LAYER_H = 24.0  # of rare checkpoints behind the codes
+# Bits a weight for so many expected restores (Check-N-Run), and its scale and offset in a row.
+_BITS = ((1, 2), (3, 3), (20, 4), (math.inf, 8))
+_PARAMETER_BYTES = 4
+_MFU_BYTES, _SSU_BYTES = 4, 0.125  # a row
+_COPY_MIN_H = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """One strategy in one situation.
+
+    ``training``: what it slows every step by. ``memory_bytes``: beyond the model. ``problem``: why
+    it cannot be used; empty if it can.
+    """
+
+    strategy: str
+    recovery: str
+    interval_h: float
+    overhead: Overhead
+    training: float
+    lost_work_h: float
+    pls: float
+    written_bytes_h: float
+    capacity_bytes: float
+    memory_bytes: float
+    recovery_s: float
+    risk: str
+    costs: Costs
+    problem: str = ""
+
+    @property
+    def total(self) -> float:
+        """All of the overhead, as a share of training time."""
+        return self.overhead.total + self.training
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Every strategy, and the one to take."""
+
+    estimates: tuple[Estimate, ...]
+    strategy: str
+    reason: str
+
+
+def advise(situation: Situation) -> Advice:
+    """Compare all strategies."""
+    estimates = (
+        _full(situation),
+        _check_n_run(situation),
+        _incrcp(situation),
+        *(_cpr(situation, by) for by in ("", "-mfu", "-ssu", "-scar")),
+        *(_coded(situation, name) for name in ("ecrm", "ecrec")),
+    )
+    best, reason = _choose(estimates)
+    return Advice(estimates, best.strategy, reason)
+
+
+def _choose(estimates: Sequence[Estimate]) -> tuple[Estimate, str]:
+    possible = [e for e in estimates if not e.problem]
+    best = min(possible, key=lambda e: (round(e.total, 5), e.memory_bytes))
+    others = sorted((e for e in possible if e is not best), key=lambda e: e.total)
+    reason = f"{best.strategy} costs {best.total:.2%} of the training time"
+    if others:
+        reason += f", {others[0].strategy} {others[0].total:.2%}"
+    worst = max(possible, key=lambda e: e.total)
+    if worst is not best and worst is not (others[0] if others else None):
+        reason += f", {worst.strategy} {worst.total:.2%}"
+    refused = [f"{e.strategy} is out: {e.problem}" for e in estimates if e.problem]
+    return best, "; ".join([reason, *refused])
+
+
+def _full(s: Situation) -> Estimate:
+    return _reload_all(
+        s, "full", saved=lambda hours: 1.0, stored=1.0, kept=2.0, read=1.0,
+        memory=s.model_bytes, risk="none",
+    )  # fmt: skip
+
+
+def _check_n_run(s: Situation) -> Estimate:
+    bits = next(bits for restores, bits in _BITS if s.expected_restores <= restores)
+    row = min(1.0, bits / 32 + _PARAMETER_BYTES / s.row_bytes)
+    return _reload_all(
+        s, "check-n-run", saved=lambda hours: s.changed(2 * hours), stored=row, kept=2 * row,
+        read=row * (1 + s.changed(2 * s.mtbf_h)), memory=s.model_bytes,
+        risk=f"rows at {bits} bits after each restore",
+    )  # fmt: skip
+
+
+def _incrcp(s: Situation) -> Estimate:
+    steps = 100  # checkpoints kept: any of them can be restored
+    estimate = _reload_all(
+        s, "incrcp", saved=s.changed, stored=1.0, kept=1.0, read=1 + s.changed(s.mtbf_h),
+        memory=s.model_bytes, risk="none",
+    )  # fmt: skip
+    kept = s.model_bytes * (1 + 1.05 * steps * s.changed(estimate.interval_h))
+    return dataclasses.replace(estimate, capacity_bytes=kept)
+
+
+def _reload_all(
+    s: Situation,
+    name: str,
+    *,
+    saved: Callable[[float], float],
+    stored: float,
+    kept: float,
+    read: float,
+    memory: float,
+    risk: str,
+) -> Estimate:
+    """Full recovery: the interval at which saving and training again cost least together.
+
+    ``saved``: the share of rows a save copies, from its interval; ``stored``: bytes of a row as
+    written, as a share; ``kept`` and ``read``: of the model, in store and by a reload.
+    """
+    interval = _best_interval(s, saved)
+    copied = saved(interval) * s.table_bytes + s.dense_bytes
+    written = stored * copied
+    costs = Costs(
+        save_h=s.copy_h(copied), load_h=s.read_h(read * s.model_bytes), reschedule_h=s.reschedule_h
+    )
+    interval = max(interval, s.write_h(written))
+    return Estimate(
+        strategy=name,
+        recovery=FULL,
+        interval_h=interval,
+        overhead=overhead_full(costs, interval_h=interval, mtbf_h=s.mtbf_h),
+        training=0.0,
+        lost_work_h=interval / 2,
+        pls=0.0,
+        written_bytes_h=written / interval,
+        capacity_bytes=kept * s.model_bytes,
+        memory_bytes=min(memory, copied),
+        recovery_s=SECONDS_AN_HOUR * (costs.load_h + s.reschedule_h),
+        risk=risk,
+        costs=costs,
+    )
+
+
+def _best_interval(s: Situation, saved: Callable[[float], float]) -> float:
+    """sqrt(2 · O_save · T_fail), where what is saved depends on the interval itself."""
+    interval = 1.0
+    for _ in range(50):  # contracts: the share grows more slowly than the interval
+        copied = saved(interval) * s.table_bytes + s.dense_bytes
+        interval = interval_full(max(s.copy_h(copied), _COPY_MIN_H), mtbf_h=s.mtbf_h)
+    return interval
+
+
+def _cpr(s: Situation, by: str) -> Estimate:
+    interval = interval_part(s.pls, mtbf_h=s.mtbf_h, servers=s.servers, lost=s.lost)
+    copied = float(s.table_bytes)
+    times = 1.0  # saves within an interval
+    memory = {"": 0.0, "-mfu": _MFU_BYTES * s.rows, "-ssu": _SSU_BYTES * s.rows,
+              "-scar": float(s.table_bytes)}[by]  # fmt: skip
+    if by:
+        copied, times = s.r * copied, 1 / s.r
+    copied += s.dense_bytes
+    costs = Costs(
+        save_h=s.copy_h(copied),
+        load_h=s.read_h(s.model_bytes),
+        reschedule_h=s.reschedule_h,
+        load_part_h=s.read_h(s.model_bytes * s.lost / s.servers, servers=s.lost),
+    )
+    fastest = s.write_h(copied)
+    every = max(interval / times, fastest)
+    overhead = overhead_part(costs, interval_h=every, mtbf_h=s.mtbf_h)
+    pls = expected_pls(every * times, mtbf_h=s.mtbf_h, servers=s.servers, lost=s.lost)
+    full = _full(s)
+    problem = ""
+    if overhead.total >= full.total:
+        problem = f"saving often enough for a PLS of {s.pls:g} costs more than full recovery"
+    elif memory > s.memory_headroom * s.model_bytes:
+        problem = "its memory is more than there is room for"
+    return Estimate(
+        strategy=f"cpr{by}",
+        recovery=PARTIAL,
+        interval_h=every,
+        overhead=overhead,
+        training=0.0,
+        lost_work_h=0.0,
+        pls=pls,
+        written_bytes_h=copied / every,
+        capacity_bytes=2.0 * s.model_bytes,
+        memory_bytes=memory + copied,
+        recovery_s=SECONDS_AN_HOUR * (costs.partial_load_h + s.reschedule_h),
+        risk=f"PLS {pls:.2g}" + (", hot rows kept" if by else ""),
+        costs=costs,
+        problem=problem,
+    )
+
+
+def _coded(s: Situation, name: str) -> Estimate:
+    shard = s.model_bytes * s.lost / s.servers
+    decode_h = s.network_h(s.coded * shard, servers=s.lost)
+    traffic = s.parity * s.updates_per_s * s.row_bytes / s.servers
+    training = traffic / s.network_bytes_s + 2 * traffic / s.copy_bytes_s
+    memory = s.table_bytes * s.parity / s.coded
+    if name == "ecrec":
+        memory += s.dense_bytes  # networks are on two servers
+    problem = ""
+    if s.lost > s.parity:
+        problem = f"a failure takes {s.lost} servers, its codes bear {s.parity}"
+    elif s.servers < s.coded + s.parity:
+        problem = f"stripes of {s.coded} + {s.parity} rows need more than {s.servers} servers"
+    elif memory > s.memory_headroom * s.model_bytes:
+        problem = f"parity takes {memory / s.model_bytes:.0%} of the model's memory"
+    elif training >= 1:
+        problem = "parity takes all of the network"
+    return Estimate(
+        strategy=name,
+        recovery=CODED,
+        interval_h=SECOND_LAYER_H,
+        overhead=Overhead(
+            save=s.copy_h(s.model_bytes) / SECOND_LAYER_H,
+            load=DECODE_DROP * decode_h / s.mtbf_h,
+            lost=0.0,
+            reschedule=0.0,
+        ),
+        training=training,
+        lost_work_h=0.0,
+        pls=0.0,
+        written_bytes_h=s.model_bytes / SECOND_LAYER_H,
+        capacity_bytes=2.0 * s.model_bytes,
+        memory_bytes=memory,
+        recovery_s=SECONDS_AN_HOUR * decode_h,
+        risk="none" if name == "ecrec" else "updates in flight may be lost",
+        costs=Costs(s.copy_h(s.model_bytes), 0.0, 0.0),
+        problem=problem,
+    )
