@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.output import Json, show
+from holdfast.cli.output import Json, show, stderr
 from holdfast.errors import InvalidRequestError, NotFoundError
 
 SIMULATED = ("full", "cpr")
@@ -52,6 +52,16 @@ def plan(
     r: Annotated[float | None, typer.Option("--r", help="Share of rows saved at a time.")] = None,
     coded: Annotated[int | None, typer.Option(help="Data rows of a stripe, k.")] = None,
     parity: Annotated[int | None, typer.Option(help="Coded rows of a stripe, r.")] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure this machine, and a preset's training.")
+    ] = False,
+    preset: Annotated[str, typer.Option(help="With --measure: the model.")] = "kaggle",
+    table_mb: Annotated[int, typer.Option(min=1, help="With --measure: its tables.")] = 256,
+    batch: Annotated[int, typer.Option(min=1, help="With --measure: samples of a step.")] = 1024,
+    steps: Annotated[int, typer.Option(min=4, help="With --measure: steps to train.")] = 100,
+    folder: Annotated[
+        Path, typer.Option(help="With --measure: where checkpoints would be written.")
+    ] = Path(),
     jobs: Annotated[int, typer.Option(min=0, help="Jobs to simulate; 0: none.")] = 20_000,
     seed: Annotated[int, typer.Option(help="Of the simulation.")] = 0,
     picture: Annotated[
@@ -67,7 +77,10 @@ def plan(
     from holdfast.report.plan import Plan, draw, render
 
     names = inspect.signature(Situation).parameters
-    numbers = _read(file) | {n: given[n] for n in names if given[n] is not None}
+    numbers = {n: given[n] for n in names if given[n] is not None}
+    numbers = _read(file) | numbers
+    if measure:
+        numbers = _measure(folder, preset, table_mb << 20, batch, steps) | numbers
     situation = make_situation(numbers)
     advice = advise(situation)
     found = Plan(
@@ -79,6 +92,18 @@ def plan(
     if picture is not None:
         draw(found, picture)
     show(found.to_dict(), lambda width: render(found, width), is_json=as_json)
+
+
+def _measure(folder: Path, preset: str, table_bytes: int, batch: int, steps: int) -> dict[str, Any]:
+    from holdfast.recsys.measure import measure_machine, measure_model
+
+    if not folder.is_dir():
+        raise NotFoundError("no such folder", folder=str(folder))
+    with stderr().status("measuring this machine ..."):
+        machine = measure_machine(folder)
+    with stderr().status(f"training {preset} for {steps} steps ..."):
+        model = measure_model(preset, table_bytes=table_bytes, batch=batch, steps=steps)
+    return {**machine, **model}
 
 
 def _read(file: Path | None) -> dict[str, Any]:

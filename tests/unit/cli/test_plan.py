@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.cli.main import run
+from holdfast.recsys import measure
 
 FLAGS = ["--rows", "4000000000", "--row-bytes", "256", "--mtbf-h", "28", "--servers", "16",
          "--jobs", "2000"]  # fmt: skip
@@ -90,3 +92,32 @@ def test_wrong_file_ends_as_one_message(
     file.write_text(text)
     assert run(["plan", str(file)]) == 1
     assert "holdfast:" in capsys.readouterr().err
+
+
+def test_numbers_are_measured_and_given_ones_win(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "BLOCK_BYTES", 1 << 20)
+    found = plan(capsys, "--measure", "--preset", "tiny", "--table-mb", "1", "--batch", "32",
+                 "--steps", "8", "--folder", str(tmp_path), "--mtbf-h", "28", "--jobs", "0",
+                 "--row-bytes", "99")  # fmt: skip
+    situation: Any = found["situation"]
+    assert situation["row_bytes"] == 99
+    assert situation["rows"] == (1 << 20) // 16
+    assert 0 < situation["changed_per_hour"] <= 1
+    assert 0 < situation["changed_growth"] <= 1
+    assert situation["updates_per_s"] > 0
+    for name in ("copy_bytes_s", "write_bytes_s", "read_bytes_s"):
+        assert situation[name] > 0
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [(["--preset", "huge"], "known"), (["--folder", "nowhere"], "no such folder")],
+)
+def test_what_cannot_be_measured_is_refused(
+    capsys: pytest.CaptureFixture[str], flags: list[str], words: str
+) -> None:
+    assert run(["plan", "--measure", "--mtbf-h", "28", "--table-mb", "1", *flags]) == 1
+    assert words in capsys.readouterr().err
