@@ -56,6 +56,9 @@ class Pair(nn.Module):
         self.scale = nn.Parameter(torch.ones(1))
 
 
+SERVERS = (None, hf.Placement(3), hf.Placement(5, data=3, parity=1))
+
+
 class Shaky:
     """A storage that can be told to fail once: at a write, at a commit, or after a commit.
 
@@ -133,12 +136,14 @@ class RunMachine(RuleBasedStateMachine):
     @initialize(
         how=st.sampled_from(STRATEGIES),
         keep=st.sampled_from(KEEPS),
+        servers=st.sampled_from(SERVERS),
         seed=st.integers(0, 9),
         part_bytes=st.sampled_from([100, 8 << 20]),
     )
-    def begin(self, how: Any, keep: Any, seed: int, part_bytes: int) -> None:
+    def begin(self, how: Any, keep: Any, servers: Any, seed: int, part_bytes: int) -> None:
         self.how = how
         self.keep = keep
+        self.servers = servers
         # Small parts: a table's rows of one birth then lie in several segments.
         self.part_bytes = snapshot.BUFFER_BYTES
         snapshot.BUFFER_BYTES = part_bytes
@@ -156,6 +161,7 @@ class RunMachine(RuleBasedStateMachine):
             optimizer=self.optimizer,
             strategy=hf.Strategy("mine", base=self.how[0], codec="fp32", extract=self.how[1]),
             keep=self.keep,
+            servers=self.servers,
             threads=1,
             on_busy="cancel",
         )
@@ -281,11 +287,15 @@ class RunMachine(RuleBasedStateMachine):
         second.durable()
         self.committed(self.ck.current_step, self.state_now())
 
-    @rule(how=st.sampled_from(STRATEGIES), keep=st.sampled_from(KEEPS))
-    def restart(self, how: Any, keep: Any) -> None:
+    @rule(
+        how=st.sampled_from(STRATEGIES),
+        keep=st.sampled_from(KEEPS),
+        servers=st.sampled_from(SERVERS),
+    )
+    def restart(self, how: Any, keep: Any, servers: Any) -> None:
         """A new process, maybe with other settings, resumes what is committed."""
         self.ck.close()
-        self.how, self.keep = how, keep
+        self.how, self.keep, self.servers = how, keep, servers
         self.open_process()
         if self.saved:
             self.at = self.ck.current_step
@@ -301,6 +311,28 @@ class RunMachine(RuleBasedStateMachine):
         self.pin_times()
         self.at = step
         self.assert_model_is(step)
+
+    @precondition(lambda self: self.ck is not None and self.servers is not None and self.at >= 0)
+    @rule(pick=st.integers(0, 10))
+    def lose_a_server(self, pick: int) -> None:
+        """Its rows are as they were saved last, and no others change."""
+        server = pick % self.servers.servers
+        before = self.state_now()
+        try:
+            self.ck.recover([server])
+        except hf.InvalidRequestError:
+            catalog = hf.open(self.folder).catalog
+            shards = catalog.shards
+            is_apart = shards is not None and shards.placement == self.servers
+            assert not is_apart or shards.since > catalog.checkpoint(self.at).base
+            return
+        for table, columns in self.state_now().items():
+            lost_N = self.servers.rows_of(server, len(columns[0]))
+            for found, now, old in zip(
+                columns, before[table], self.saved[self.at][table], strict=True
+            ):
+                now[lost_N] = old[lost_N]
+                assert found.tobytes() == now.tobytes(), (server, table)
 
     def assert_model_is(self, step: int) -> None:
         for table, columns in self.state_now().items():

@@ -325,6 +325,13 @@ class Checkpointer:
                 "nothing is saved yet that the model descends from",
                 todo="save first, or call ck.resume()",
             )
+        if catalog.shards is not None and catalog.shards.placement != self._placement:
+            raise InvalidRequestError(
+                "the rows are stored apart by other servers",
+                stored=catalog.shards.placement,
+                given=self._placement,
+                todo="save once with these servers, or restore the whole model",
+            )
         self._state.check_parameters()
         self._state.check_schemas(catalog.schema_of(catalog.checkpoint(saved)))
         targets = {table.name: table.arrays() for table in self._state.tables}
