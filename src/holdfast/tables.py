@@ -26,6 +26,7 @@ from torch import nn
 
 from holdfast.errors import CorruptDataError, InvalidRequestError
 from holdfast.kernels import rows as row_kernels
+from holdfast.placement import Placement
 
 WEIGHT = "weight"
 
@@ -207,6 +208,17 @@ def find_tables(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = 
             )
         found[id(weight)] = Table(name, weight, [module], owner.get(id(weight)))
     return list(found.values())
+
+
+def lose_rows(tables: Iterable[Table], placement: Placement, servers: Iterable[int]) -> None:
+    """What a failure does: the rows of these servers, with their state, are gone (NaN)."""
+    lost = list(servers)
+    with torch.no_grad():
+        for table in tables:
+            for server in lost:
+                ids = torch.from_numpy(placement.rows_of(server, table.rows))
+                for column in table.tensors():
+                    column[ids.to(column.device)] = torch.nan
 
 
 class ModelState:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import dataclasses
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -24,6 +24,7 @@ from holdfast.cli.output import Json, show, stderr
 
 if TYPE_CHECKING:
     from holdfast import events
+    from holdfast.checkpoint.checkpointer import Checkpointer
     from holdfast.checkpoint.strategy import Strategy
     from holdfast.recsys.train import Plan, Recipe
 
@@ -59,6 +60,10 @@ class StrategyName(StrEnum):
     CHECK_N_RUN = "check-n-run"
     FULL = "full"
     INCRCP = "incrcp"
+    CPR = "cpr"
+    CPR_MFU = "cpr-mfu"
+    CPR_SSU = "cpr-ssu"
+    CPR_SCAR = "cpr-scar"
 
 
 class BasePolicy(StrEnum):
@@ -112,6 +117,18 @@ def train(
     ] = 20,
     every: Annotated[int, _option("Steps between checkpoints.", _SAVES, min=1)] = 100,
     keep: Annotated[int | None, _option("Keep only the last so many.", _SAVES, min=1)] = None,
+    servers: Annotated[
+        int | None,
+        _option("Divide the rows among so many servers, recovered apart.", _SAVES, min=1),
+    ] = None,
+    lose: Annotated[
+        list[str] | None,
+        _option(
+            "Let a server lose its rows after a step and recover them (repeatable).",
+            _SAVES,
+            metavar="SERVER@STEP",
+        ),
+    ] = None,
     data: Annotated[
         list[str] | None,
         _option(
@@ -160,10 +177,13 @@ def train(
         "expected_restores": expected_restores,
         "keep": keep,
         "strategy": choose_strategy(strategy.value, base_policy, extract),
+        "servers": servers,
+        "total_steps": steps,
     }
+    losses = parse_losses(lose or [], servers)
     if threads is None and preset in (Preset.TINY, Preset.SMALL):
         threads = 1  # layers this small lose more to handing work around than they gain
-    job = Job(url, recipe, files, steps, settings, workers, threads, events_file)
+    job = Job(url, recipe, files, steps, settings, workers, threads, events_file, losses)
     code = run_job(job, is_json=as_json)
     if code:
         raise typer.Exit(code)
@@ -184,6 +204,32 @@ def choose_strategy(name: str, base_policy: BasePolicy | None, extract: float | 
     if extract is not None:
         other["extract"] = as_extract(extract)
     return dataclasses.replace(STRATEGIES[name], **other)
+
+
+def parse_losses(given: list[str], servers: int | None) -> dict[int, list[int]]:
+    """Which servers fail after which steps.
+
+    >>> parse_losses(["3@500", "1@500", "3@800"], 4)
+    {500: [3, 1], 800: [3]}
+
+    Raises:
+        InvalidRequestError: not a server and a step, or no such server.
+    """
+    from holdfast.errors import InvalidRequestError
+    from holdfast.placement import Placement
+
+    found: dict[int, list[int]] = {}
+    for item in given:
+        server, at, step = item.partition("@")
+        if not at or not server.isdecimal() or not step.isdecimal() or int(step) < 1:
+            raise InvalidRequestError(
+                "not a server and a step", lose=item, todo="write it like --lose 3@500"
+            )
+        if servers is None:
+            raise InvalidRequestError("rows are lost by servers", todo="give --servers too")
+        Placement(servers).check_server(int(server))
+        found.setdefault(int(step), []).append(int(server))
+    return found
 
 
 def parse_data(given: list[str]) -> tuple[str, list[str]]:
@@ -221,6 +267,8 @@ class Job:
     workers: int
     threads: int | None
     events_file: Path | None
+    losses: Mapping[int, list[int]] = field(default_factory=dict)
+    """Servers that lose their rows, by step."""
 
 
 def run_job(job: Job, *, is_json: bool) -> int:
@@ -262,7 +310,7 @@ def run_job(job: Job, *, is_json: bool) -> int:
                 training,
                 start=start,
                 steps=job.steps,
-                after_step=ck.step,
+                after_step=lambda: _step(ck, training.model, training.optimizers, job.losses),
                 emit=log.emit,
                 report_every=max(1, job.steps // 200),
                 should_stop=lambda: stop.signal is not None,
@@ -289,6 +337,18 @@ def run_job(job: Job, *, is_json: bool) -> int:
     facts = {**told.to_dict(), "steps_total": job.steps, "is_complete": stop.signal is None}
     show(facts, lambda width: _draw(told), is_json=is_json)
     return 0 if stop.signal is None else 128 + stop.signal
+
+
+def _step(ck: Checkpointer, model: Any, optimizers: Any, losses: Mapping[int, list[int]]) -> None:
+    """Count a step; then let servers fail that are to fail after it."""
+    from holdfast.tables import find_tables, lose_rows
+
+    ck.step()
+    failed = losses.get(ck.current_step)
+    placement = ck.settings.placement
+    if failed and placement is not None:
+        lose_rows(find_tables(model, optimizers), placement, failed)
+        ck.recover(failed)
 
 
 def find_plan(url: str, recipe: Recipe, *, interval: int) -> Plan:

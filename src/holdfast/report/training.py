@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -51,6 +51,19 @@ class Extraction:
 
 
 @dataclass(frozen=True, slots=True)
+class PartialRecovery:
+    """Servers that lost their rows and got them back; ``pls`` None: not counted."""
+
+    step: int
+    checkpoint_step: int
+    servers: tuple[int, ...]
+    rows: int
+    bytes: int
+    seconds: float
+    pls: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Training:
     """A training run, told by its events."""
 
@@ -65,6 +78,7 @@ class Training:
     checkpoints: tuple[SavedCheckpoint, ...]
     extraction: Extraction | None = None
     """None where no round ran: without a grid."""
+    recoveries: tuple[PartialRecovery, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -91,6 +105,7 @@ class Training:
             "stall_s": self.stall_s,
             "checkpoints": [dataclasses.asdict(item) for item in self.checkpoints],
             "extraction": None if self.extraction is None else dataclasses.asdict(self.extraction),
+            "recoveries": [dataclasses.asdict(item) for item in self.recoveries],
         }
 
 
@@ -101,6 +116,7 @@ def summarize(happened: Iterable[events.Event], *, best_auc: float | None = None
     run_seconds = run_samples = 0.0  # of the process that is reporting now
     checkpoints: list[SavedCheckpoint] = []
     extraction: Extraction | None = None
+    recoveries: list[PartialRecovery] = []
     for event in happened:
         match event:
             case events.RunOpened():
@@ -126,6 +142,9 @@ def summarize(happened: Iterable[events.Event], *, best_auc: float | None = None
                         durable_s=event.durable_s,
                     )
                 )
+            case events.Recovered():
+                names = [field.name for field in dataclasses.fields(PartialRecovery)]
+                recoveries.append(PartialRecovery(**{n: getattr(event, n) for n in names}))
             case events.Extracted():
                 extraction = _add_round(extraction or Extraction(), event)
             case events.ExtractionFailed():
@@ -142,6 +161,7 @@ def summarize(happened: Iterable[events.Event], *, best_auc: float | None = None
         best_auc=best_auc,
         checkpoints=tuple(checkpoints),
         extraction=extraction,
+        recoveries=tuple(recoveries),
     )
 
 
@@ -227,8 +247,21 @@ def summary_lines(training: Training) -> list[tuple[str, str]]:
         lines.append(("stall", stalls(training)))
     if training.extraction is not None:
         lines.append(("extraction", extractions(training.extraction)))
+    if training.recoveries:
+        lines.append(("recovered", recovered(training.recoveries)))
     lines.append(("run", training.url))
     return lines
+
+
+def recovered(recoveries: Sequence[PartialRecovery]) -> str:
+    """Which rows came back alone, and what was lost with them."""
+    servers = sum(len(item.servers) for item in recoveries)
+    known = [item.pls for item in recoveries if item.pls is not None]
+    return (
+        f"{words.counted(servers, 'server')}: {words.count(sum(r.rows for r in recoveries))} rows, "
+        f"{words.size(sum(r.bytes for r in recoveries))} read in "
+        f"{words.duration(sum(r.seconds for r in recoveries))}"
+    ) + (f"; PLS {sum(known):.3f}" if known else "")
 
 
 def kinds(training: Training) -> str:

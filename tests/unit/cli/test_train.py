@@ -14,6 +14,7 @@ import torch
 
 import holdfast as hf
 from holdfast import events
+from holdfast.cli.main import run
 from holdfast.recsys.train import Plan, Recipe, choose_skew, evaluate, make_training
 from tests.unit.cli.conftest import SMALL
 
@@ -229,4 +230,33 @@ def test_choices_that_do_not_go_together_are_refused(
     code, data, _ = call("train", "--url", tmp_path / "run", *SMALL, *options)
     assert code == 1
     assert said in data["error"]["message"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_server_loses_its_rows_and_training_goes_on(call, tmp_path: Path) -> None:
+    code, data, _ = call(
+        "train", "--url", tmp_path / "run", "--rows", 2000, "--steps", 30, "--every", 10,
+        "--batch-size", 64, "--preset", "tiny", "--strategy", "cpr-mfu", "--servers", 4,
+        "--lose", "3@15", "--lose", "1@15", "--lose", "3@25",
+    )  # fmt: skip
+    assert code == 0
+    first, second = data["recoveries"]
+    assert (first["servers"], first["checkpoint_step"], first["step"]) == ([1, 3], 10, 15)
+    assert (second["servers"], second["checkpoint_step"]) == ([3], 20)
+    assert first["pls"] == pytest.approx(2 * 5 / 30 / 4)
+    assert data["auc"] > 0.5
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"), [
+        (["--lose", "3@5"], "--servers"), (["--servers", "4", "--lose", "4@5"], "0 to 3"),
+        (["--servers", "4", "--lose", "three"], "--lose 3@500"),
+        (["--servers", "4", "--lose", "3@0"], "--lose 3@500"),
+    ],
+)  # fmt: skip
+def test_servers_that_cannot_fail_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], words: str
+) -> None:
+    assert run(["train", "--url", str(tmp_path / "run"), *flags]) == 1
+    assert words in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
