@@ -383,7 +383,8 @@ class Round:
     def _has_siblings(self, entry: SegmentEntry) -> bool:
         """Whether another chunk of the same birth lies in the same range of ids.
 
-        Only going back in time makes such: it brings extracted rows to life again.
+        Rows divided among servers make such, and going back in time, which brings extracted rows to
+        life again.
         """
         return any(
             s is not entry and s.first <= entry.last and entry.first <= s.last
