@@ -27,6 +27,7 @@ SECTIONS = (
     "grid",
     "gridstudy",
     "growth",
+    "priority",
     "accuracy",
 )
 
