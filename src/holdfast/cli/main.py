@@ -20,6 +20,7 @@ import typer
 from holdfast.cli.bench import bench
 from holdfast.cli.demo import demo
 from holdfast.cli.diff import diff
+from holdfast.cli.emulate import emulate
 from holdfast.cli.inspect import inspect
 from holdfast.cli.plan import plan
 from holdfast.cli.restore import restore
@@ -36,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, train, inspect, diff, verify, restore, plan, bench):
+for command in (demo, train, inspect, diff, verify, restore, plan, emulate, bench):
     app.command()(command)
 
 
