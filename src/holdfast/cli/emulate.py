@@ -1,6 +1,6 @@
 """``holdfast emulate``: real training with emulated failures; what each strategy costs (CPR).
 
-    options -> Job -> a study (recsys/emulation.py) -> a table, JSON, a picture
+    options -> Job -> a study (recsys/studies.py) -> a table, JSON, a picture
 
 Progress goes to stderr.
 """
@@ -21,7 +21,9 @@ from holdfast.cli.train import Preset, parse_data
 from holdfast.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from holdfast.recsys.emulation import Job, Outcome, Study, Updates
+    from holdfast.recsys.emulation import Job, Outcome
+    from holdfast.recsys.studies import Study
+    from holdfast.recsys.updatesize import Updates
 
 
 class Figure(StrEnum):
@@ -197,27 +199,27 @@ def study(figure: Figure, job: Job, chosen: Mapping[str, Any], *, workers: int) 
     """Carry out what a figure shows; ``chosen`` replaces its defaults."""
     import torch
 
-    from holdfast.recsys import emulation
+    from holdfast.recsys import emulation, studies, updatesize
 
     # torch warns when nobody has chosen; its own optimizers make the sparse tensors
     torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
     torch.set_num_threads(1)  # layers this small lose more to handing work around than they gain
     options = {"seeds": _SEEDS.get(figure, _SEEDS_TRAINED), **chosen}
     if figure == Figure.UPDATES:
-        return emulation.correlate_updates(job)
+        return updatesize.correlate_updates(job)
     if figure == Figure.FAILURES:
-        return emulation.study_failures(job, **options)
+        return studies.study_failures(job, **options)
     with _progress() as tell:
         runner = emulation.Runner(job=job, workers=workers, tell=tell)
         if figure == Figure.STRATEGIES:
-            return emulation.study_strategies(runner, **options)
+            return studies.study_strategies(runner, **options)
         if figure == Figure.TARGETS:
-            return emulation.study_targets(runner, **options)
+            return studies.study_targets(runner, **options)
         options = {"runs": _RUNS, **options}
         if figure == Figure.PLS:
-            return emulation.study_pls(runner, **options)
+            return studies.study_pls(runner, **options)
         options = {"strategies": ("cpr", "cpr-ssu"), **options}
-        return emulation.study_pls(runner, **options, figure=12)
+        return studies.study_pls(runner, **options, figure=12)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """CPR's emulation (sections 5.1, 6.1 to 6.5): real training, real saves, a clock that is virtual.
 
-    Job, Emulated -> plan_run -> RunPlan -> carry_out -> Outcome ; studies: many of them -> Study
+    Job, Emulated -> plan_run -> RunPlan -> carry_out -> Outcome -> studies.py: many of them
 
 A job of ``hours`` is scaled down to ``steps`` of training a small DLRM. Saves and failures fall at
 hours; a failure overwrites the lost servers' rows with NaN, and the Checkpointer brings back what
@@ -14,41 +14,36 @@ Invariants:
   So its model is that of the run without failures; it is not trained again, its time is charged.
 - The values that training starts from are everybody's first save, free of charge.
 
-Not here: the equations (plan/), saving and recovering (checkpoint/), showing (report/emulation.py).
-
-# N rows, S samples of a line's fit
+Not here: what many runs say together (studies.py), the equations (plan/), saving and recovering
+(checkpoint/), showing (report/emulation.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import multiprocessing
-import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 import xxhash
 
 from holdfast.checkpoint.checkpointer import Checkpointer
-from holdfast.checkpoint.priority import Priority, large_tables
+from holdfast.checkpoint.priority import Priority
 from holdfast.checkpoint.strategy import Strategy
 from holdfast.errors import InvalidRequestError
 from holdfast.placement import Placement
 from holdfast.plan.checks import check_count, check_positive, is_number, is_whole
 from holdfast.plan.overhead import Costs, Overhead, interval_full
 from holdfast.plan.paper import KAGGLE
-from holdfast.plan.pls import Recovery, check_pls, choose_recovery, interval_part
-from holdfast.recsys.batch import Batch
+from holdfast.plan.pls import Recovery, check_pls, choose_recovery
 from holdfast.recsys.presets import make_model
 from holdfast.recsys.skew import Skew
-from holdfast.recsys.train import Plan, Reader, Recipe, Training, evaluate, make_training, train
+from holdfast.recsys.train import Plan, Recipe, Training, evaluate, make_training, train
 from holdfast.tables import ModelState, lose_rows
 
 NONE, FULL, PARTIAL, CPR = "none", "full", "partial", "cpr"
@@ -57,12 +52,9 @@ STRATEGIES = (NONE, FULL, PARTIAL, CPR, *HOT)
 R = 0.125  # of the rows, saved every r·T (section 5.1)
 
 SERVERS = (8, 16)  # the smaller number of which a share is a whole number of servers
-SHARES = (0.0625, 0.125, 0.25, 0.5)  # section 6.5
-FAILURES_MAX = 32  # section 6.5
-SAVES_MAX = 16  # of a random scenario, of everything: hot rows are saved eight times as often
 
 _WHOLE = 1e-9  # of an interval: 56 h saving every 5.6 h makes 10 saves, whatever 56 / 5.6 is
-_FAILURES, _SCENARIOS = 1, 2  # what a seed is used for
+FAILURES, SCENARIOS = 1, 2  # what a seed is used for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +179,7 @@ def plan_run(job: Job, emulated: Emulated) -> RunPlan:
     servers, lost = servers_of(emulated.share)
     interval_h, choice = _choose_interval(job, emulated, servers, lost)
     is_none = emulated.strategy == NONE
-    saves = [] if interval_h is None else _saves(job, interval_h * _part(emulated))
+    saves = [] if interval_h is None else _saves(job, interval_h * part_of(emulated))
     failures = [] if is_none else _failures(job, emulated, servers, lost)
     # a save at the very moment of a failure came first
     actions = sorted([*saves, *failures], key=lambda action: (action.hour, bool(action.servers)))
@@ -202,7 +194,8 @@ def plan_run(job: Job, emulated: Emulated) -> RunPlan:
     )
 
 
-def _part(emulated: Emulated) -> float:
+def part_of(emulated: Emulated) -> float:
+    """Which share of its interval lies between two saves."""
     return R if emulated.strategy in HOT else 1.0
 
 
@@ -227,7 +220,7 @@ def _saves(job: Job, every_h: float) -> list[Action]:
 
 
 def _failures(job: Job, emulated: Emulated, servers: int, lost: int) -> list[Action]:
-    rng = np.random.default_rng([_FAILURES, emulated.seed])
+    rng = np.random.default_rng([FAILURES, emulated.seed])
     hours = np.sort(rng.uniform(0, job.hours, emulated.failures)).tolist()
     struck = [rng.choice(servers, lost, replace=False).tolist() for _ in hours]
     return [
@@ -242,7 +235,7 @@ def _charge(job: Job, emulated: Emulated, actions: Sequence[Action]) -> Overhead
     save_h = load_h = lost_h = reschedule_h = saved_at = 0.0
     for action in actions:
         if not action.servers:
-            save_h += costs.save_h * _part(emulated)
+            save_h += costs.save_h * part_of(emulated)
             saved_at = action.hour
             continue
         reschedule_h += costs.reschedule_h
@@ -270,7 +263,7 @@ def carry_out(job: Job, plan: RunPlan) -> Outcome:
     check_steps(job, plan)
     training = start_training(job, seed=plan.emulated.seed)
     if plan.emulated.trained.strategy == NONE:
-        _train(job, training, lambda step: None)
+        train_job(job, training, lambda step: None)
         return _finish(plan, training, pls=0.0)
     with (
         tempfile.TemporaryDirectory(prefix="holdfast-emulate-") as folder,
@@ -301,7 +294,7 @@ def carry_out(job: Job, plan: RunPlan) -> Outcome:
                     ck.save().durable()
 
         act(0)
-        _train(job, training, act)
+        train_job(job, training, act)
         pls = ck.pls
     assert pls is not None
     return _finish(plan, training, pls=pls)
@@ -315,7 +308,7 @@ def check_steps(job: Job, plan: RunPlan) -> None:
     """
     if plan.interval_h is None or plan.emulated.trained.strategy == NONE:
         return
-    every_h = plan.interval_h * _part(plan.emulated)
+    every_h = plan.interval_h * part_of(plan.emulated)
     needed = math.ceil(job.hours / every_h)
     if every_h < job.hours and needed > job.steps:
         raise InvalidRequestError(
@@ -358,7 +351,7 @@ def strike(
     ck.recover(servers)
 
 
-def _train(job: Job, training: Training, act: Callable[[int], None]) -> None:
+def train_job(job: Job, training: Training, act: Callable[[int], None]) -> None:
     """All steps; ``act`` after each, with its number."""
     steps = iter(range(1, job.steps + 1))
     last = train(
@@ -437,403 +430,3 @@ def _start_worker() -> None:
     torch.set_num_threads(1)
     # torch warns when nobody has chosen; its own optimizers make the sparse tensors
     torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
-
-
-# Studies: many runs, and what they say together.
-
-
-@dataclass(frozen=True, slots=True)
-class Mean:
-    """The mean over some runs and its standard error; 0 where there is only one."""
-
-    mean: float
-    error: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Mean:
-        """Of one number a run.
-
-        >>> Mean.of([1.0, 3.0])
-        Mean(mean=2.0, error=1.0)
-        """
-        error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
-        return cls(statistics.fmean(values), error)
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One setting over all seeds. Losses of AUC are paired: against no failure, same seed.
-
-    What needs training is None where nothing was trained.
-    """
-
-    strategy: str
-    failures: int
-    share: float
-    pls_target: float
-    interval_h: float | None
-    overhead: Overhead  # means
-    overhead_total: Mean
-    of_full: float | None  # overhead, of that of full recovery under the same failures
-    has_benefit: bool | None
-    reason: str
-    pls: Mean | None
-    auc: Mean | None
-    loss: Mean | None
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One run: the portion of samples it lost, and what that cost."""
-
-    strategy: str
-    failures: int
-    share: float
-    interval_h: float
-    seed: int
-    pls: float
-    auc: float
-    loss: float
-
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """A straight line through points; Pearson's correlation is None where it is undefined."""
-
-    runs: int
-    pearson: float | None
-    slope: float
-    slope_error: float | None
-    intercept: float
-
-
-@dataclass(frozen=True, slots=True)
-class Study:
-    """What a figure shows. ``noise`` is the standard deviation of the AUC without failures over
-    the seeds (None with one seed, or untrained): what a difference between unpaired runs means."""
-
-    figure: int
-    title: str
-    job: Job
-    seeds: int
-    auc: float | None = None  # without failures
-    noise: float | None = None
-    lines: tuple[Line, ...] = ()
-    points: tuple[Point, ...] = ()
-    fits: Mapping[str, Fit] = field(default_factory=dict)
-
-
-def study_strategies(
-    runner: Runner,
-    *,
-    seeds: int,
-    strategies: Sequence[str] = STRATEGIES,
-    failures: int = 2,
-    share: float = 0.125,
-    pls: float = 0.1,
-) -> Study:
-    """Figure 7: what each strategy costs in time, and in AUC."""
-    settings = [
-        Emulated(strategy=strategy, failures=failures, share=share, pls=pls)
-        for strategy in dict.fromkeys(strategies)
-    ]
-    return _compare(runner, settings, seeds, 7, f"Strategies at a PLS of {pls:g}")
-
-
-def study_targets(
-    runner: Runner,
-    *,
-    seeds: int,
-    strategies: Sequence[str] = (CPR, "cpr-ssu"),
-    targets: Sequence[float] = (0.02, 0.1, 0.2),
-    failures: int = 2,
-    share: float = 0.125,
-) -> Study:
-    """Figure 9: time against AUC, by the PLS that is tolerated."""
-    settings = [
-        Emulated(strategy=strategy, failures=failures, share=share, pls=pls)
-        for strategy in dict.fromkeys(strategies)
-        for pls in targets
-    ]
-    return _compare(runner, settings, seeds, 9, "What a tolerated PLS costs and saves")
-
-
-def study_failures(
-    job: Job,
-    *,
-    seeds: int,
-    strategies: Sequence[str] = ("cpr-ssu",),
-    failures: Sequence[int] = (2, 20, 40),
-    shares: Sequence[float] = (0.125, 0.25, 0.5),
-    pls: float = 0.02,
-) -> Study:
-    """Figure 10: overheads against full recovery's, by failures and their size; none is trained."""
-    check_count("seeds", seeds)
-    lines = []
-    for strategy in dict.fromkeys(strategies):
-        for count in failures:
-            for share in shares:
-                setting = Emulated(strategy=strategy, failures=count, share=share, pls=pls)
-                plans = [
-                    plan_run(job, dataclasses.replace(setting, seed=seed)) for seed in range(seeds)
-                ]
-                lines.append(_line(job, plans))
-    title = f"Overhead of a PLS of {pls:g}, against full recovery"
-    return Study(10, title, job, seeds, lines=tuple(lines))
-
-
-def study_pls(
-    runner: Runner, *, runs: int, seeds: int, strategies: Sequence[str] = (CPR,), figure: int = 11
-) -> Study:
-    """Figures 11 and 12: AUC lost against PLS, over random failures, shares and intervals.
-
-    Every strategy runs through the same scenarios.
-    """
-    check_count("seeds", seeds)
-    wanted = [
-        dataclasses.replace(scenario, strategy=strategy)
-        for scenario in draw_scenarios(runner.job, runs, seeds=seeds, strategies=strategies)
-        for strategy in strategies
-    ]
-    plain = _without_failures(range(seeds))
-    found = runner.run([*plain, *wanted])
-    points = [_point(found[e], found[plain[e.seed]]) for e in wanted]
-    return Study(
-        figure,
-        "AUC lost against the portion of lost samples",
-        runner.job,
-        seeds,
-        *_unharmed([found[e].auc for e in plain]),
-        points=tuple(points),
-        fits={
-            strategy: fit_line(
-                [p.pls for p in points if p.strategy == strategy],
-                [p.loss for p in points if p.strategy == strategy],
-            )
-            for strategy in dict.fromkeys(strategies)
-        },
-    )
-
-
-def draw_scenarios(
-    job: Job, runs: int, *, seeds: int, strategies: Sequence[str] = (CPR,)
-) -> list[Emulated]:
-    """Random failures, shares and intervals, so that the expected PLS falls within 0 to 1.
-
-    Intervals are as long as the job at most; from hot save to hot save there is a step at least.
-    """
-    if not is_whole(runs) or runs < 3:
-        raise InvalidRequestError(
-            "a line needs three runs or more", runs=runs, todo="30 make a clear picture"
-        )
-    rng = np.random.default_rng([_SCENARIOS, job.recipe.seed])
-    part = min(R if strategy in HOT else 1.0 for strategy in strategies)
-    shortest_h = max(job.hours / SAVES_MAX, job.hours / job.steps / part * 1.01)
-    scenarios = []
-    for index in range(runs):
-        failures = int(rng.integers(1, FAILURES_MAX + 1))
-        share = float(rng.choice(SHARES))
-        servers, lost = servers_of(share)
-        longest_h = min(
-            job.hours,
-            interval_part(1.0, mtbf_h=job.hours / failures, servers=servers, lost=lost),
-        )
-        interval_h = max(shortest_h, longest_h * float(rng.uniform()))
-        scenarios.append(
-            Emulated(failures=failures, share=share, seed=index % seeds, interval_h=interval_h)
-        )
-    return scenarios
-
-
-def _compare(
-    runner: Runner, settings: Sequence[Emulated], seeds: int, figure: int, title: str
-) -> Study:
-    check_count("seeds", seeds)
-    plain = _without_failures(range(seeds))
-    wanted = [
-        [dataclasses.replace(setting, seed=seed) for seed in range(seeds)] for setting in settings
-    ]
-    found = runner.run([*plain, *(e for runs in wanted for e in runs)])
-    base = [found[e] for e in plain]
-    lines = [
-        _line(runner.job, [found[e].plan for e in runs], [found[e] for e in runs], base)
-        for runs in wanted
-    ]
-    unharmed = _unharmed([outcome.auc for outcome in base])
-    return Study(figure, title, runner.job, seeds, *unharmed, lines=tuple(lines))
-
-
-def _without_failures(seeds: Iterable[int]) -> list[Emulated]:
-    return [Emulated(strategy=NONE, failures=0, seed=seed) for seed in seeds]
-
-
-def _unharmed(aucs: Sequence[float]) -> tuple[float, float | None]:
-    return statistics.fmean(aucs), statistics.stdev(aucs) if len(aucs) > 1 else None
-
-
-def _line(
-    job: Job,
-    plans: Sequence[RunPlan],
-    outcomes: Sequence[Outcome] = (),
-    base: Sequence[Outcome] = (),
-) -> Line:
-    plan, e = plans[0], plans[0].emulated
-    parts = [dataclasses.astuple(p.overhead) for p in plans]
-    total = Mean.of([p.overhead.total for p in plans])
-    full = statistics.fmean(_full_overhead(job, p.emulated) for p in plans)
-    losses = [b.auc - o.auc for b, o in zip(base, outcomes, strict=True)]
-    return Line(
-        strategy=e.strategy,
-        failures=0 if e.strategy == NONE else e.failures,
-        share=e.share,
-        pls_target=e.pls,
-        interval_h=plan.interval_h,
-        overhead=Overhead(*(statistics.fmean(part) for part in zip(*parts, strict=True))),
-        overhead_total=total,
-        of_full=total.mean / full if full else None,
-        has_benefit=plan.has_benefit,
-        reason="" if plan.choice is None else plan.choice.reason,
-        pls=Mean.of([_pls(o) for o in outcomes]) if outcomes else None,
-        auc=Mean.of([o.auc for o in outcomes]) if outcomes else None,
-        loss=Mean.of(losses) if outcomes else None,
-    )
-
-
-def _full_overhead(job: Job, emulated: Emulated) -> float:
-    return plan_run(job, dataclasses.replace(emulated, strategy=FULL)).overhead.total
-
-
-def _pls(outcome: Outcome) -> float:
-    return 0.0 if outcome.plan.emulated.strategy in (NONE, FULL) else outcome.pls
-
-
-def _point(outcome: Outcome, base: Outcome) -> Point:
-    e = outcome.plan.emulated
-    assert e.interval_h is not None
-    return Point(
-        strategy=e.strategy,
-        failures=e.failures,
-        share=e.share,
-        interval_h=e.interval_h,
-        seed=e.seed,
-        pls=outcome.pls,
-        auc=outcome.auc,
-        loss=base.auc - outcome.auc,
-    )
-
-
-def fit_line(x: Sequence[float], y: Sequence[float]) -> Fit:
-    """The least-squares line of y over x.
-
-    >>> fit = fit_line([0.0, 1.0, 2.0], [1.0, 3.0, 5.0])
-    >>> round(fit.slope, 6), round(fit.intercept, 6), fit.pearson
-    (2.0, 1.0, 1.0)
-    """
-    x_S, y_S = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    dx_S, dy_S = x_S - x_S.mean(), y_S - y_S.mean()
-    spread = float(dx_S @ dx_S)
-    if len(x_S) < 2 or spread == 0:
-        return Fit(len(x_S), None, 0.0, None, float(y_S.mean()))
-    slope = float(dx_S @ dy_S) / spread
-    rest_S = dy_S - slope * dx_S
-    error = math.sqrt(float(rest_S @ rest_S) / (len(x_S) - 2) / spread) if len(x_S) > 2 else None
-    intercept = float(y_S.mean() - slope * x_S.mean())
-    return Fit(len(x_S), pearson(x_S, y_S), slope, error, intercept)
-
-
-def pearson(x_N: np.ndarray, y_N: np.ndarray) -> float | None:
-    """The correlation of two quantities; None where one of them does not vary."""
-    dx_N, dy_N = x_N - x_N.mean(), y_N - y_N.mean()
-    norms = math.sqrt(float(dx_N @ dx_N) * float(dy_N @ dy_N))
-    return None if norms == 0 else float(dx_N @ dy_N) / norms
-
-
-@dataclass(frozen=True, slots=True)
-class TableUse:
-    """How often rows of a table were used against how far they moved: over all its rows."""
-
-    table: int
-    rows: int
-    used: int
-    pearson: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Updates:
-    """Figure 6: rows of the large tables, after ``job.steps`` without failures."""
-
-    job: Job
-    pearson: float | None  # over all rows
-    pearson_used: float | None  # over rows that were used
-    pearson_log: float | None  # of the logarithms, over rows that were used
-    tables: tuple[TableUse, ...]
-    counts_N: np.ndarray = field(repr=False)
-    changes_N: np.ndarray = field(repr=False)
-
-    figure: int = 6
-
-
-class _Counted:
-    """A reader that counts how often each row of some tables is used."""
-
-    def __init__(self, reader: Reader, rows: Mapping[int, int]) -> None:
-        self._reader = reader
-        self.counts = {table: np.zeros(count, np.int64) for table, count in rows.items()}
-
-    def __iter__(self) -> Iterator[Batch]:
-        for batch in self._reader:
-            ids_BT = batch.ids.numpy()
-            for table, counts_N in self.counts.items():
-                counts_N += np.bincount(ids_BT[:, table], minlength=len(counts_N))
-            yield batch
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._reader.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._reader.load_state_dict(state)
-
-
-def correlate_updates(job: Job, *, seed: int = 0) -> Updates:
-    """Figure 6: how far a row has moved (L2) against how often it was used."""
-    training = start_training(job, seed=seed)
-    rows = dict(enumerate(job.recipe.table_rows))
-    share = Priority(by="mfu").share
-    large = {
-        int(t): rows[int(t)] for t in large_tables({str(t): n for t, n in rows.items()}, share)
-    }
-    counted = _Counted(training.reader, large)
-    weights = functools.partial(_weights, training)
-    first = {table: weights(table).clone() for table in large}
-    _train(job, dataclasses.replace(training, reader=counted), lambda step: None)
-    changes = {
-        table: (weights(table) - first[table]).norm(dim=1).double().numpy() for table in large
-    }
-    tables = [
-        TableUse(
-            table,
-            count,
-            int((counted.counts[table] > 0).sum()),
-            pearson(counted.counts[table].astype(np.float64), changes[table]),
-        )
-        for table, count in large.items()
-    ]
-    counts_N = np.concatenate([counted.counts[table] for table in large]).astype(np.float64)
-    changes_N = np.concatenate([changes[table] for table in large])
-    used_N = (counts_N > 0) & (changes_N > 0)
-    return Updates(
-        job,
-        pearson(counts_N, changes_N),
-        pearson(counts_N[used_N], changes_N[used_N]),
-        pearson(np.log(counts_N[used_N]), np.log(changes_N[used_N])),
-        tuple(tables),
-        counts_N,
-        changes_N,
-    )
-
-
-def _weights(training: Training, table: int) -> torch.Tensor:
-    module = training.model.get_submodule(f"tables.{table}")
-    weight = module.weight
-    assert isinstance(weight, torch.Tensor)
-    return weight.detach()

@@ -2,7 +2,7 @@
 
 Invariant: beside every loss of AUC stands its error over the seeds, and once the seed noise.
 
-Not here: the runs themselves (recsys/emulation.py).
+Not here: the runs (recsys/emulation.py), what they say together (recsys/studies.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.errors import InvalidRequestError
-from holdfast.recsys.emulation import Job, Line, Outcome, Study, Updates
+from holdfast.recsys.emulation import Job, Outcome
+from holdfast.recsys.studies import Line, Study
+from holdfast.recsys.updatesize import Updates
 from holdfast.report import words
 from holdfast.report.layout import add_numbers, make_table
 

@@ -19,7 +19,7 @@ from holdfast.errors import InvalidRequestError
 from holdfast.placement import Placement
 from holdfast.plan.overhead import Costs, overhead_full, overhead_part
 from holdfast.plan.paper import KAGGLE
-from holdfast.recsys import emulation
+from holdfast.recsys import emulation, studies, updatesize
 from holdfast.recsys.emulation import (
     CPR,
     FULL,
@@ -257,10 +257,10 @@ def test_criteo_files_are_trained_on(tmp_path: Path) -> None:
 
 
 def test_strategies_are_compared_over_the_same_seeds() -> None:
-    study = emulation.study_strategies(Runner(job=JOB), seeds=2, strategies=[NONE, FULL, CPR])
+    study = studies.study_strategies(Runner(job=JOB), seeds=2, strategies=[NONE, FULL, CPR])
     none, full, cpr = study.lines
     assert study.noise is not None
-    assert none.loss == full.loss == emulation.Mean(0.0, 0.0)
+    assert none.loss == full.loss == studies.Mean(0.0, 0.0)
     assert none.auc is not None
     assert study.auc == none.auc.mean
     assert cpr.loss is not None
@@ -273,7 +273,7 @@ def test_strategies_are_compared_over_the_same_seeds() -> None:
 
 
 def test_a_larger_target_saves_time() -> None:
-    study = emulation.study_targets(Runner(job=JOB), seeds=1, strategies=[CPR], targets=[0.02, 0.2])
+    study = studies.study_targets(Runner(job=JOB), seeds=1, strategies=[CPR], targets=[0.02, 0.2])
     small, large = study.lines
     assert small.overhead_total.mean > large.overhead_total.mean
     assert small.pls is not None
@@ -285,7 +285,7 @@ def test_a_larger_target_saves_time() -> None:
 
 def test_where_no_benefit_is_expected_there_is_none() -> None:
     """As in the paper: every setting that the analysis rejects costs more than full recovery."""
-    study = emulation.study_failures(JOB, seeds=50)
+    study = studies.study_failures(JOB, seeds=50)
     assert [(line.failures, line.share) for line in study.lines] == [
         (failures, share) for failures in (2, 20, 40) for share in (0.125, 0.25, 0.5)
     ]
@@ -300,7 +300,7 @@ def test_where_no_benefit_is_expected_there_is_none() -> None:
 
 def test_loss_is_fitted_against_pls_through_the_same_scenarios() -> None:
     strategies = [CPR, "cpr-ssu"]
-    study = emulation.study_pls(Runner(job=JOB), runs=3, seeds=1, strategies=strategies, figure=12)
+    study = studies.study_pls(Runner(job=JOB), runs=3, seeds=1, strategies=strategies, figure=12)
     scenarios = [
         [(p.failures, p.share, p.interval_h, p.seed) for p in study.points if p.strategy == s]
         for s in strategies
@@ -313,9 +313,9 @@ def test_loss_is_fitted_against_pls_through_the_same_scenarios() -> None:
 
 def test_scenarios_spread_over_the_expected_pls() -> None:
     job = Job(steps=4000)
-    scenarios = emulation.draw_scenarios(job, 200, seeds=4, strategies=["cpr-ssu"])
+    scenarios = studies.draw_scenarios(job, 200, seeds=4, strategies=["cpr-ssu"])
     assert {s.seed for s in scenarios} == {0, 1, 2, 3}
-    assert {s.share for s in scenarios} == set(emulation.SHARES)
+    assert {s.share for s in scenarios} == set(studies.SHARES)
     assert {s.failures for s in scenarios} <= set(range(1, 33))
     expected = [
         0.5 * s.interval_h / job.hours * s.failures * s.share
@@ -327,24 +327,24 @@ def test_scenarios_spread_over_the_expected_pls() -> None:
     for scenario in scenarios:
         hot = dataclasses.replace(scenario, strategy="cpr-ssu")
         emulation.check_steps(job, plan_run(job, hot))
-    assert scenarios == emulation.draw_scenarios(job, 200, seeds=4, strategies=["cpr-ssu"])
+    assert scenarios == studies.draw_scenarios(job, 200, seeds=4, strategies=["cpr-ssu"])
 
 
 def test_fit_is_that_of_numpy() -> None:
     rng = np.random.default_rng(1)
     x = rng.uniform(size=40)
     y = 0.3 * x + rng.normal(size=40) * 0.05 + 1
-    fit = emulation.fit_line(x.tolist(), y.tolist())
+    fit = studies.fit_line(x.tolist(), y.tolist())
     (slope, intercept), covariance = np.polyfit(x, y, 1, cov=True)
     assert (fit.slope, fit.intercept) == pytest.approx((slope, intercept))
     assert fit.slope_error == pytest.approx(covariance[0, 0] ** 0.5)
     assert fit.pearson == pytest.approx(np.corrcoef(x, y)[0, 1])
-    assert emulation.fit_line([1.0, 1.0], [2.0, 3.0]).pearson is None
-    assert emulation.fit_line([1.0, 2.0], [3.0, 3.0]).pearson is None
+    assert studies.fit_line([1.0, 1.0], [2.0, 3.0]).pearson is None
+    assert studies.fit_line([1.0, 2.0], [3.0, 3.0]).pearson is None
 
 
 def test_rows_that_are_used_move_and_others_do_not() -> None:
-    found = emulation.correlate_updates(JOB)
+    found = updatesize.correlate_updates(JOB)
     assert np.array_equal(found.counts_N > 0, found.changes_N > 0)
     assert found.counts_N.sum() == len(found.tables) * JOB.steps * RECIPE.batch_size
     assert sum(table.rows for table in found.tables) >= 0.99 * RECIPE.rows
@@ -366,11 +366,11 @@ def test_every_figure_can_be_drawn(tmp_path: Path) -> None:
     job = Job(steps=20, recipe=RECIPE)
     runner = Runner(job=job)
     for name, found in {
-        "7": emulation.study_strategies(runner, seeds=2, strategies=[FULL, CPR]),
-        "9": emulation.study_targets(runner, seeds=1, strategies=[CPR], targets=[0.1]),
-        "10": emulation.study_failures(job, seeds=2),
-        "11": emulation.study_pls(runner, runs=3, seeds=1),
-        "6": emulation.correlate_updates(job),
+        "7": studies.study_strategies(runner, seeds=2, strategies=[FULL, CPR]),
+        "9": studies.study_targets(runner, seeds=1, strategies=[CPR], targets=[0.1]),
+        "10": studies.study_failures(job, seeds=2),
+        "11": studies.study_pls(runner, runs=3, seeds=1),
+        "6": updatesize.correlate_updates(job),
     }.items():
         for kind, begins in (("png", b"\x89PNG"), ("svg", b"<?xml")):
             path = tmp_path / f"{name}.{kind}"
@@ -425,7 +425,7 @@ def test_saves_closer_than_a_step_are_refused_before_training() -> None:
         runner.run([emulated(NONE), emulated("cpr-ssu", interval_h=5.6)])
     assert not told
     with pytest.raises(InvalidRequestError, match="three runs"):
-        emulation.study_pls(runner, runs=2, seeds=1)
+        studies.study_pls(runner, runs=2, seeds=1)
 
 
 def test_pictures_that_cannot_be_are_refused(tmp_path: Path) -> None:
