@@ -18,6 +18,7 @@ from typing import Any
 import typer
 
 from holdfast.cli.bench import bench
+from holdfast.cli.calibrate import calibrate
 from holdfast.cli.demo import demo
 from holdfast.cli.diff import diff
 from holdfast.cli.emulate import emulate
@@ -37,7 +38,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, train, inspect, diff, verify, restore, plan, emulate, bench):
+for command in (demo, train, inspect, diff, verify, restore, plan, emulate, calibrate, bench):
     app.command()(command)
 
 
