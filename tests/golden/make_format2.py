@@ -34,9 +34,10 @@ from holdfast.checkpoint.catalog import (
 )
 from holdfast.checkpoint.checksum import checksum
 from holdfast.checkpoint.codec import Codec, parse_codec
-from holdfast.checkpoint.extract import PartCache, Round, RoundStats
+from holdfast.checkpoint.extract import Round, RoundStats
 from holdfast.checkpoint.grid import Extract
 from holdfast.checkpoint.object import DENSE, ROWS
+from holdfast.checkpoint.partcache import PartCache
 from holdfast.checkpoint.segment import encode_segment
 from holdfast.checkpoint.writer import RunWriter
 from holdfast.storage import Storage, open_storage

@@ -46,8 +46,9 @@ from holdfast.checkpoint.baseline import (
 from holdfast.checkpoint.catalog import BASE, Catalog, Recovery
 from holdfast.checkpoint.extractor import Extractor
 from holdfast.checkpoint.grid import as_extract
-from holdfast.checkpoint.load import load_checkpoint
-from holdfast.checkpoint.priority import Chooser, check_tracking
+from holdfast.checkpoint.load import load_checkpoint, prepare_servers
+from holdfast.checkpoint.lost import LostSamples
+from holdfast.checkpoint.priority import make_chooser
 from holdfast.checkpoint.reader import check_stateful
 from holdfast.checkpoint.retention import as_keep
 from holdfast.checkpoint.run import as_ids
@@ -63,7 +64,6 @@ from holdfast.checkpoint.unseen import Canary, check_lookups_suffice
 from holdfast.checkpoint.warm import warm_kernels
 from holdfast.checkpoint.writer import RunWriter
 from holdfast.errors import HoldfastError, InvalidRequestError
-from holdfast.plan.pls import PlsMeter
 from holdfast.storage import open_storage
 from holdfast.storage.base import Storage
 from holdfast.tables import ModelState, TableSchema
@@ -98,7 +98,6 @@ class Checkpointer:
             self._strategy = dataclasses.replace(self._strategy, priority=self.settings.priority)
         self._keep = as_keep(self.settings.keep)
         self._placement = self.settings.placement
-        self._meter = self.settings.make_meter()
         self._state = ModelState(model, optimizer)
         self._extras = dict(extras or {})
         if reader is not None:
@@ -120,8 +119,10 @@ class Checkpointer:
         tables = self._state.tables if self._has_deltas else []
         self._tracker = make_tracker(self.settings.tracking, tables, model)
         self._cursor = self._tracker.cursor()
-        self._chooser = self._make_chooser()
         hot = self._strategy.priority
+        self._chooser = (
+            None if hot is None else make_chooser(hot, self._state.tables, self._tracker)
+        )
         self._schedule = Schedule(
             self.settings.every, clock=self.settings.clock, part=1.0 if hot is None else hot.r
         )
@@ -142,7 +143,9 @@ class Checkpointer:
         self._discard_later = False
         self._is_torn = False
         self._is_closed = False
-        self._parts_saved = 0  # of a round of saves of hot rows
+        self._lost = LostSamples(
+            self.settings.make_meter(), saves_a_round=1 if hot is None else hot.saves_a_round
+        )
         self._codecs: CodecPlan | None = None
         self._sizes: tuple[int, tuple[int, int]] = (-1, (0, 0))
         has_grid = self._strategy.extract is not None
@@ -171,17 +174,6 @@ class Checkpointer:
     @property
     def _has_deltas(self) -> bool:
         return deltas_since(self._strategy.base) is not None
-
-    def _make_chooser(self) -> Chooser | None:
-        rules = self._strategy.priority
-        if rules is None:
-            return None
-        check_tracking(rules, self._tracker)
-        chooser = Chooser(rules, self._state.tables)
-        listen = getattr(self._tracker, "listen", None)
-        if listen is not None:
-            listen(chooser.see)
-        return chooser
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -249,8 +241,7 @@ class Checkpointer:
         )
         self._step = step
         self._at = step
-        if self._meter is not None and loaded.pls is not None:
-            self._meter = PlsMeter.from_state(loaded.pls)
+        self._lost.load(loaded.pls)
         self._is_torn = False
         self._discard_later = discard_later
         self._tracker.reset()
@@ -301,9 +292,20 @@ class Checkpointer:
         self._finish_running()
         with self._extractor.stopped():
             self._settle_commit()
+            saved = self._at
+            if saved is None:
+                raise InvalidRequestError(
+                    "nothing is saved yet that the model descends from",
+                    todo="save first, or call ck.resume()",
+                )
             started = time.perf_counter()
-            stats, saved = self._recover_rows(failed)
-        added = None if self._meter is None else self._meter.failed(failed)
+            catalog = self._writer.catalog
+            recovery = prepare_servers(
+                self._storage, catalog, catalog.checkpoint(saved), self._state, placement, failed
+            )
+            was_torn, self._is_torn = self._is_torn, True
+            stats = recovery()
+            self._is_torn = was_torn
         self._log.emit(
             events.Recovered(
                 step=self._step,
@@ -312,41 +314,15 @@ class Checkpointer:
                 rows=stats.rows,
                 bytes=stats.bytes,
                 seconds=time.perf_counter() - started,
-                pls=added,
+                pls=self._lost.failed(failed),
             )
         )
         return stats
 
-    def _recover_rows(self, servers: tuple[int, ...]) -> tuple[restores.RestoreStats, int]:
-        catalog = self._writer.catalog
-        saved = self._at
-        if saved is None:
-            raise InvalidRequestError(
-                "nothing is saved yet that the model descends from",
-                todo="save first, or call ck.resume()",
-            )
-        if catalog.shards is not None and catalog.shards.placement != self._placement:
-            raise InvalidRequestError(
-                "the rows are stored apart by other servers",
-                stored=catalog.shards.placement,
-                given=self._placement,
-                todo="save once with these servers, or restore the whole model",
-            )
-        self._state.check_parameters()
-        self._state.check_schemas(catalog.schema_of(catalog.checkpoint(saved)))
-        targets = {table.name: table.arrays() for table in self._state.tables}
-        restores.check_complete(catalog, saved, servers)
-        was_torn, self._is_torn = self._is_torn, True
-        stats = restores.restore_rows(self._storage, catalog, saved, targets, servers=servers)
-        for table in self._state.tables:
-            table.load_arrays(targets[table.name])
-        self._is_torn = was_torn
-        return stats, saved
-
     @property
     def pls(self) -> float | None:
         """The portion of lost samples so far (CPR); None without ``total_steps`` and servers."""
-        return None if self._meter is None else self._meter.pls
+        return self._lost.pls
 
     def step(self) -> Save | None:
         """Count one training step; save when one is due. Call it after ``optimizer.step()``.
@@ -356,8 +332,7 @@ class Checkpointer:
         """
         self._check_open()
         self._step += 1
-        if self._meter is not None:
-            self._meter.trained(1)
+        self._lost.trained()
         was_known = self._schedule.steps_left(self._step) is not None
         is_due = self._schedule.is_due(self._step)
         try:
@@ -425,7 +400,7 @@ class Checkpointer:
                     depth=self._threads + 1,
                     on_commit=self._on_commit,
                 )
-                dense = take_dense(self._state, self._extras, pls=_saved_state(self._meter))
+                dense = take_dense(self._state, self._extras, pls=self._lost.state_when_saved())
                 take_rows(
                     self._state.tables,
                     schemas,
@@ -646,7 +621,7 @@ class Checkpointer:
         save, self._running = self._running, None
         claim, self._claim = self._claim, None
         if save is not None and save.is_committed:
-            self._move_to(save.step)
+            self._move_to(save)
         elif claim is not None:
             self._cursor.give_back(claim)
             if self._chooser is not None:
@@ -659,20 +634,13 @@ class Checkpointer:
         if last is None or last.error is None or last.entry is None:
             return
         if last.entry in self._writer.catalog.checkpoints:
-            self._move_to(last.step)
+            self._move_to(last)
 
-    def _move_to(self, step: int) -> None:
-        """The model descends from a committed step."""
-        if step != self._at:
-            # A part of the rows at a time: only a round of such saves counts as a save of all.
-            hot = self._strategy.priority
-            self._parts_saved += 1
-            is_whole = hot is None or self._parts_saved >= hot.saves_a_round
-            if is_whole or self._writer.catalog.checkpoint(step).kind == BASE:
-                self._parts_saved = 0
-                if self._meter is not None:
-                    self._meter.saved(at=self._meter.samples - (self._step - step))
-        self._at = step
+    def _move_to(self, save: Save) -> None:
+        """The model descends from a save that is committed."""
+        if save.step != self._at:
+            self._lost.saved(self._step - save.step, is_base=save.order.kind == BASE)
+        self._at = save.step
         self._discard_later = False
 
     def _check_open(self) -> None:
@@ -693,15 +661,6 @@ def _report_at_exit(reference: weakref.ref[Checkpointer]) -> None:
     save = None if checkpointer is None else checkpointer._running
     if save is not None and save.error is not None and not save.is_reported:
         print(f"holdfast: the last save failed: {save.error}", file=sys.stderr)
-
-
-def _saved_state(meter: PlsMeter | None) -> dict[str, Any] | None:
-    """A meter's state as it will be once the save it goes with is durable."""
-    if meter is None:
-        return None
-    saved = PlsMeter.from_state(meter.state())
-    saved.saved()
-    return saved.state()
 
 
 def _as_storage(

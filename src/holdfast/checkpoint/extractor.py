@@ -18,8 +18,9 @@ import threading
 from collections.abc import Iterator
 
 from holdfast import events
-from holdfast.checkpoint.extract import PartCache, Round, next_grid
+from holdfast.checkpoint.extract import Round, next_grid
 from holdfast.checkpoint.grid import Extract
+from holdfast.checkpoint.partcache import PartCache
 from holdfast.checkpoint.writer import RunWriter
 
 

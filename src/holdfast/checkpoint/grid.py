@@ -69,7 +69,9 @@ class Extract:
         room = self.memory_bytes
         if not isinstance(room, int) or isinstance(room, bool) or room < 0:
             raise InvalidRequestError(
-                "the memory of extraction is a number of bytes", memory_bytes=room
+                "the memory of extraction is a number of bytes",
+                memory_bytes=room,
+                todo="give 0 or more; 64 MiB keeps the ids of eight million rows",
             )
 
 

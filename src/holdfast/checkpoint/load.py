@@ -10,7 +10,7 @@ Not here: reading and decoding rows (restore.py), which step to load (checkpoint
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from holdfast.checkpoint.snapshot import load_rng_state
 from holdfast.checkpoint.tracker import Marks
 from holdfast.errors import CorruptDataError, HoldfastError, InvalidRequestError
 from holdfast.kernels import bitmap
+from holdfast.placement import Placement
 from holdfast.storage.base import Storage
 from holdfast.tables import ModelState
 
@@ -107,3 +108,39 @@ def _load_rows(
     for table in state.tables:
         table.load_arrays(targets[table.name])
     return changed, stats
+
+
+def prepare_servers(
+    storage: Storage,
+    catalog: Catalog,
+    entry: CheckpointEntry,
+    state: ModelState,
+    placement: Placement,
+    servers: Sequence[int],
+) -> Callable[[], restore.RestoreStats]:
+    """What brings back the rows of some servers as of a checkpoint, and changes no others.
+
+    Nothing is overwritten before the answer is called.
+
+    Raises:
+        InvalidRequestError: the rows of these servers are not stored apart.
+    """
+    if catalog.shards is not None and catalog.shards.placement != placement:
+        raise InvalidRequestError(
+            "the rows are stored apart by other servers",
+            stored=catalog.shards.placement,
+            given=placement,
+            todo="save once with these servers, or restore the whole model",
+        )
+    state.check_parameters()
+    state.check_schemas(catalog.schema_of(entry))
+    restore.check_complete(catalog, entry.step, servers)
+
+    def load() -> restore.RestoreStats:
+        targets = {table.name: table.arrays() for table in state.tables}
+        stats = restore.restore_rows(storage, catalog, entry.step, targets, servers=servers)
+        for table in state.tables:
+            table.load_arrays(targets[table.name])
+        return stats
+
+    return load

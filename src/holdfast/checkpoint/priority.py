@@ -10,8 +10,7 @@ which together hold nearly all rows; of the others every changed row is saved.
 Invariants:
 - At most r·N rows of a large table are chosen, and only rows that were used, or changed.
 - A row that was not chosen stays changed: the next checkpoint may save it.
-- What a save had taken that failed is as urgent again as it was, or more (``ssu``: it is listed
-  again when it is used again).
+- What a save had taken that failed comes first again (``ssu``: when it is used again).
 
 Not here: the kernels (kernels/priority.py), when a checkpoint is due (schedule.py).
 
@@ -22,11 +21,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from holdfast.checkpoint.tracker import LookupTracker, Tracker
 from holdfast.errors import InvalidRequestError
 from holdfast.kernels import bitmap, priority
 from holdfast.tables import Table
@@ -105,7 +105,6 @@ class _Choice(Protocol):
 class _MostUsed:
     def __init__(self, table: Table) -> None:
         self._counters_N = np.zeros(table.rows, np.uint32)
-        self._taken: tuple[Ids, npt.NDArray[np.uint32]] | None = None
 
     @property
     def bytes(self) -> int:
@@ -118,15 +117,14 @@ class _MostUsed:
         return priority.top_set(self._counters_N, count)
 
     def saved(self, words_W: Words | None) -> None:
-        rows = len(self._counters_N)
-        ids_K = np.arange(rows) if words_W is None else bitmap.ids(words_W, 0, rows)
-        self._taken = (ids_K, self._counters_N[ids_K])
-        priority.clear(self._counters_N, ids_K)
+        if words_W is None:
+            self._counters_N[:] = 0
+        else:
+            priority.clear(self._counters_N, bitmap.ids(words_W, 0, len(self._counters_N)))
 
     def give_back(self, words_W: Words) -> None:
-        if self._taken is not None:
-            ids_K, counts_K = self._taken
-            self._counters_N[ids_K] = np.maximum(self._counters_N[ids_K], counts_K)
+        ids_K = bitmap.ids(words_W, 0, len(self._counters_N))
+        self._counters_N[ids_K] = np.iinfo(np.uint32).max  # comes first again
 
 
 class _SomeUsed:
@@ -253,15 +251,19 @@ def _make_choice(rules: Priority, table: Table) -> _Choice:
     return _SomeUsed(table, rules) if rules.by == SSU else _MostChanged(table)
 
 
-def check_tracking(rules: Priority, tracker: Any) -> None:
-    """Refuse to count lookups where nobody sees them.
+def make_chooser(rules: Priority, tables: Sequence[Table], tracker: Tracker) -> Chooser:
+    """A chooser that hears of every lookup the tracker sees.
 
     Raises:
-        InvalidRequestError: says what to do.
+        InvalidRequestError: it must count lookups, and the tracker sees none.
     """
-    if rules.by != SCAR and not hasattr(tracker, "listen"):
+    chooser = Chooser(rules, tables)
+    if isinstance(tracker, LookupTracker):
+        tracker.listen(chooser.see)
+    elif rules.by != SCAR:
         raise InvalidRequestError(
             "this priority counts lookups, and row hashes do not see them",
             priority=rules.by,
             todo="use tracking='lookup', or priority by scar",
         )
+    return chooser

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from holdfast.errors import InvalidRequestError
 from holdfast.plan.pls import interval_part
@@ -35,7 +36,7 @@ class Pls:
     lost: int = 1
 
     def __post_init__(self) -> None:
-        self.interval_h  # noqa: B018  # refuses nonsense where it is written
+        _ = self.interval_h  # refuses nonsense where it is written
 
     @property
     def interval_h(self) -> float:
@@ -104,7 +105,7 @@ class Schedule:
         self._timed_from = (step, now)
 
 
-def check_every(every: object) -> None:
+def check_every(every: Any) -> None:
     """Refuse what is no interval.
 
     Raises:
@@ -112,10 +113,8 @@ def check_every(every: object) -> None:
     """
     if every is None or isinstance(every, Pls):
         return
-    is_whole = (
-        isinstance(every, int | float) and not isinstance(every, bool) and every == int(every)
-    )
-    if not is_whole or every < 1:  # type: ignore[operator]
+    is_number = isinstance(every, int | float) and not isinstance(every, bool)
+    if not (is_number and every >= 1 and float(every).is_integer()):
         raise InvalidRequestError(
             "a checkpoint interval is a whole number of steps", every=every,
             todo="pass every=1000 or every=hf.Pls(0.1, mtbf_h=28, servers=8), or leave it out and "

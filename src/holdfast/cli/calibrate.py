@@ -12,9 +12,16 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.emulate import EmulatedStrategy, Figure, RowOptimizer, check_options, study
+from holdfast.cli.emulate import (
+    EmulatedStrategy,
+    Figure,
+    RowOptimizer,
+    check_options,
+    make_job,
+    study,
+)
 from holdfast.cli.output import Json, show
-from holdfast.cli.train import Preset, parse_data
+from holdfast.cli.train import Preset
 from holdfast.errors import InvalidRequestError, NotFoundError
 
 
@@ -51,19 +58,16 @@ def calibrate(
 
     check_positive("loss", loss)
     if file is None:
-        from holdfast.recsys.emulation import Job
-        from holdfast.recsys.train import Recipe
         from holdfast.report import emulation as report
 
-        kind, files = parse_data(data or ["clicks"])
-        recipe = Recipe(
+        job = make_job(
+            data,
+            steps=steps,
             preset=preset.value,
             rows=rows,
             batch_size=batch_size,
             optimizer=optimizer.value,
-            data=kind,
         )
-        job = Job(steps=steps, recipe=recipe, files=tuple(files))
         chosen = {"runs": runs, "seeds": seeds, "strategies": [strategy.value]}
         check_options(Figure.PLS, chosen)
         found = report.to_dict(

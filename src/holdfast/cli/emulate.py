@@ -146,26 +146,33 @@ def emulate(
     chosen = {name: value for name, value in given.items() if value is not None}
     check_options(figure, chosen)
 
-    from holdfast.recsys.emulation import Job
-    from holdfast.recsys.train import Recipe
     from holdfast.report import emulation as report
 
     if picture is not None:
         report.check_picture(picture)
-    kind, files = parse_data(data or ["clicks"])
-    recipe = Recipe(
+    job = make_job(
+        data,
+        steps=steps,
+        hours=hours,
         preset=preset.value,
         rows=rows,
         batch_size=batch_size,
         optimizer=optimizer.value,
         seed=data_seed,
-        data=kind,
     )
-    job = Job(steps=steps, hours=hours, recipe=recipe, files=tuple(files))
     found = study(figure, job, chosen, workers=workers or os.cpu_count() or 1)
     if picture is not None:
         report.draw(found, picture)
     show(report.to_dict(found), lambda width: report.render(found), is_json=as_json)
+
+
+def make_job(data: list[str] | None, *, steps: int, hours: float = 56.0, **recipe: Any) -> Job:
+    """A job from what a command was given; ``recipe`` are fields of a Recipe."""
+    from holdfast.recsys.emulation import Job
+    from holdfast.recsys.train import Recipe
+
+    kind, files = parse_data(data or ["clicks"])
+    return Job(steps=steps, hours=hours, recipe=Recipe(data=kind, **recipe), files=tuple(files))
 
 
 def check_options(figure: Figure, chosen: Mapping[str, Any]) -> None:

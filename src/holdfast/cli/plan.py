@@ -47,7 +47,7 @@ def plan(
     ] = None,
     pls: Annotated[float | None, typer.Option(help="Portion of lost samples to tolerate.")] = None,
     expected_restores: Annotated[
-        float | None, typer.Option(help="Restores of a job (bits of check-n-run).")
+        float | None, typer.Option(min=0, help="Restores of a job: they decide the bits.")
     ] = None,
     r: Annotated[float | None, typer.Option("--r", help="Share of rows saved at a time.")] = None,
     coded: Annotated[int | None, typer.Option(help="Data rows of a stripe, k.")] = None,
@@ -71,14 +71,17 @@ def plan(
 ) -> None:
     """Tell what every strategy costs here, and which one to take."""
     given = locals()
+    from holdfast.checkpoint.bitwidth import choose_bits
     from holdfast.plan.advise import advise
     from holdfast.plan.scaling import MODELS, scale
     from holdfast.plan.situation import Situation, make_situation
     from holdfast.report.plan import Plan, draw, render
 
     names = inspect.signature(Situation).parameters
-    numbers = {n: given[n] for n in names if given[n] is not None}
+    numbers = {n: given[n] for n in names if given.get(n) is not None}
     numbers = _read(file) | numbers
+    if expected_restores is not None:
+        numbers["bits"] = choose_bits(expected_restores).bits
     if measure:
         numbers = _measure(folder, preset, table_mb << 20, batch, steps) | numbers
     situation = make_situation(numbers)

@@ -196,7 +196,7 @@ def interval_part(pls: float, *, mtbf_h: float, servers: int, lost: int = 1) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Recovery:
+class RecoveryChoice:
     """How to recover and how often to save, what each way would cost, and why."""
 
     kind: Kind
@@ -218,7 +218,7 @@ def choose_recovery(
     lost: int = 1,
     full_interval_h: float | None = None,
     gain_min: float = GAIN_MIN,
-) -> Recovery:
+) -> RecoveryChoice:
     """Partial recovery where it saves at least ``gain_min`` of the training time, else full.
 
     Full recovery saves every ``full_interval_h`` (None: its cheapest interval), partial recovery
@@ -235,8 +235,8 @@ def choose_recovery(
     full = overhead_full(costs, interval_h=full_interval_h, mtbf_h=mtbf_h)
     part = overhead_part(costs, interval_h=part_interval_h, mtbf_h=mtbf_h)
     gain = full.total - part.total
-    is_partial = gain > 0 and gain >= gain_min
-    return Recovery(
+    is_partial = is_worth_it(full.total, part.total, gain_min=gain_min)
+    return RecoveryChoice(
         kind="partial" if is_partial else "full",
         interval_h=part_interval_h if is_partial else full_interval_h,
         full_interval_h=full_interval_h,
@@ -250,6 +250,11 @@ def choose_recovery(
             f"{full_interval_h:.3g} h costs {full.total:.2%}: {_verdict(gain, gain_min)}"
         ),
     )
+
+
+def is_worth_it(full: float, part: float, *, gain_min: float = GAIN_MIN) -> bool:
+    """Whether partial recovery saves enough of the training time to risk accuracy for it."""
+    return full > part and full - part >= gain_min
 
 
 def _verdict(gain: float, gain_min: float) -> str:

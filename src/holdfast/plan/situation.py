@@ -16,8 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.errors import InvalidRequestError
-from holdfast.plan.checks import check_count, check_not_negative, check_number, check_positive
-from holdfast.plan.checks import check_servers as check_lost
+from holdfast.plan.checks import (
+    check_count,
+    check_not_negative,
+    check_number,
+    check_positive,
+    check_servers,
+)
 from holdfast.plan.pls import check_pls
 
 SECONDS_AN_HOUR = 3600.0
@@ -29,7 +34,8 @@ class Situation:
 
     ``lost``: servers that go at each failure. ``updates_per_s``: rows that all workers together
     update in a second. ``memory_headroom``: memory that may be added, as a share of the model's.
-    ``coded`` and ``parity``: rows of a stripe, and its coded rows.
+    ``bits``: of a weight, where checkpoints are quantized. ``coded`` and ``parity``: rows of a
+    stripe, and its coded rows.
     """
 
     rows: int
@@ -49,21 +55,20 @@ class Situation:
     network_bytes_s: float = 3e9
     memory_headroom: float = 0.5
     pls: float = 0.1
-    expected_restores: float = 20.0
+    bits: int = 4
     r: float = 0.125
     coded: int = 4
     parity: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("rows", "row_bytes", "coded", "parity"):
+        for name in ("rows", "row_bytes", "bits", "coded", "parity"):
             check_count(name, getattr(self, name))
         for name in ("mtbf_h", "job_h", "copy_bytes_s", "write_bytes_s", "read_bytes_s",
                      "network_bytes_s", "changed_growth"):  # fmt: skip
             check_positive(name, getattr(self, name))
-        for name in ("dense_bytes", "updates_per_s", "reschedule_h", "memory_headroom",
-                     "expected_restores"):  # fmt: skip
+        for name in ("dense_bytes", "updates_per_s", "reschedule_h", "memory_headroom"):
             check_not_negative(name, getattr(self, name))
-        check_lost(self.servers, self.lost)
+        check_servers(self.servers, self.lost)
         check_number("changed_per_hour", self.changed_per_hour, 0, 1)
         check_number("changed_growth", self.changed_growth, 0, 1)
         check_pls(self.pls)

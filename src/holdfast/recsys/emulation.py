@@ -40,7 +40,7 @@ from holdfast.placement import Placement
 from holdfast.plan.checks import check_count, check_positive, is_number, is_whole
 from holdfast.plan.overhead import Costs, Overhead, interval_full
 from holdfast.plan.paper import KAGGLE
-from holdfast.plan.pls import Recovery, check_pls, choose_recovery
+from holdfast.plan.pls import RecoveryChoice, check_pls, choose_recovery
 from holdfast.recsys.presets import make_model
 from holdfast.recsys.skew import Skew
 from holdfast.recsys.train import Plan, Recipe, Training, evaluate, make_training, train
@@ -166,7 +166,9 @@ class RunPlan:
     interval_h: float | None  # from save to save of everything; None: nothing is saved
     actions: tuple[Action, ...]  # in order
     overhead: Overhead
-    choice: Recovery | None  # what the benefit analysis says; None where nothing is to be chosen
+    choice: (
+        RecoveryChoice | None
+    )  # what the benefit analysis says; None where nothing is to be chosen
 
     @property
     def has_benefit(self) -> bool | None:
@@ -201,7 +203,7 @@ def part_of(emulated: Emulated) -> float:
 
 def _choose_interval(
     job: Job, emulated: Emulated, servers: int, lost: int
-) -> tuple[float | None, Recovery | None]:
+) -> tuple[float | None, RecoveryChoice | None]:
     if emulated.strategy == NONE:
         return None, None
     if emulated.interval_h is not None or not emulated.failures:

@@ -12,23 +12,25 @@ Not here: what is made of the numbers (plan/).
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
 
 from holdfast.errors import InvalidRequestError
-from holdfast.recsys.clicks import ClickStream
+from holdfast.recsys.batch import Batch
 from holdfast.recsys.layers import split_parameters
-from holdfast.recsys.presets import CRITEO_KAGGLE_ROWS, PRESETS, make_model, scaled_rows
+from holdfast.recsys.presets import CRITEO_KAGGLE_ROWS, PRESETS
+from holdfast.recsys.skew import Skew
+from holdfast.recsys.train import Plan, Reader, Recipe, make_training, train
 
 BLOCK_BYTES = 128 << 20
 REPEATS = 3
@@ -74,9 +76,7 @@ def _read(path: Path, into: memoryview) -> None:
             into = into[count:]
 
 
-def measure_model(
-    preset: str, *, table_bytes: int, batch: int, steps: int, seed: int = 0
-) -> dict[str, Any]:
+def measure_model(preset: str, *, table_bytes: int, batch: int, steps: int) -> dict[str, Any]:
     """Rows of a model in Criteo Kaggle's proportions, and how training changes them.
 
     Raises:
@@ -86,43 +86,58 @@ def measure_model(
         raise InvalidRequestError("unknown preset", preset=preset, known=list(PRESETS))
     if steps < STEPS_MIN:
         raise InvalidRequestError("too few steps to measure", steps=steps, todo="use 100 or more")
-    width = PRESETS[preset].width
-    rows = scaled_rows(CRITEO_KAGGLE_ROWS, total_rows=max(26, table_bytes // (4 * width)))
-    torch.manual_seed(seed)
-    model = make_model(preset, rows)
-    tables, dense = split_parameters(model)
-    optimizers = [torch.optim.SGD(tables, lr=0.1), torch.optim.SGD(dense, lr=0.01)]
-    stream = ClickStream(rows, batch_size=batch, seed=seed)
-    touched = [np.zeros(count, bool) for count in rows]
-    shares: dict[int, float] = {}
-    updated = 0
-    seconds: list[float] = []
-    for step in range(steps):
-        data = stream[step]
-        started = time.perf_counter()
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss = nn.functional.binary_cross_entropy_with_logits(model(data), data.labels)
-        loss.backward()  # type: ignore[no-untyped-call]
-        for optimizer in optimizers:
-            optimizer.step()
-        seconds.append(time.perf_counter() - started)
-        for is_touched, ids in zip(touched, data.ids.numpy().T, strict=True):
-            unique = np.unique(ids)
-            is_touched[unique] = True
-            updated += len(unique)
-        if step + 1 in (steps // 2, steps):
-            shares[step + 1] = sum(int(t.sum()) for t in touched) / sum(rows)
-    step_s = statistics.median(seconds)
-    at_first, growth = _power(shares)
+    row_bytes = 4 * PRESETS[preset].width
+    rows = max(len(CRITEO_KAGGLE_ROWS), table_bytes // row_bytes)
+    recipe = Recipe(preset=preset, rows=rows, batch_size=batch, optimizer="sgd")
+    training = make_training(Plan(recipe, Skew()), steps=steps)
+    touched = _Touched(training.reader, recipe.table_rows)
+    moments = [time.perf_counter()]
+    train(
+        dataclasses.replace(training, reader=touched),
+        start=0,
+        steps=steps,
+        after_step=lambda: moments.append(time.perf_counter()),
+        emit=lambda event: None,
+    )
+    step_s = statistics.median(b - a for a, b in itertools.pairwise(moments))
+    at_first, growth = _power({n: touched.shares[n - 1] for n in (steps // 2, steps)})
+    _, dense = split_parameters(training.model)
     return {
-        "rows": sum(rows),
-        "row_bytes": 4 * width,
+        "rows": sum(recipe.table_rows),
+        "row_bytes": row_bytes,
         "dense_bytes": 4 * sum(p.numel() for p in dense),
         "changed_per_hour": min(1.0, at_first * (3600 / step_s) ** growth),
         "changed_growth": growth,
-        "updates_per_s": updated / steps / step_s,
+        "updates_per_s": touched.updates / steps / step_s,
     }
+
+
+class _Touched:
+    """Hands batches on, and notes the rows they look up: ``shares`` of all rows, after each."""
+
+    def __init__(self, reader: Reader, table_rows: Sequence[int]) -> None:
+        self._reader = reader
+        self._is_touched = [np.zeros(rows, bool) for rows in table_rows]
+        self._rows = sum(table_rows)
+        self._found = 0
+        self.updates = 0
+        self.shares: list[float] = []
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._reader:
+            for is_touched, ids in zip(self._is_touched, batch.ids.numpy().T, strict=True):
+                unique = np.unique(ids)
+                self.updates += len(unique)
+                self._found += int(np.count_nonzero(~is_touched[unique]))
+                is_touched[unique] = True
+            self.shares.append(self._found / self._rows)
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._reader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._reader.load_state_dict(state)
 
 
 def _power(shares: dict[int, float]) -> tuple[float, float]:

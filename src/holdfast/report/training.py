@@ -51,19 +51,6 @@ class Extraction:
 
 
 @dataclass(frozen=True, slots=True)
-class PartialRecovery:
-    """Servers that lost their rows and got them back; ``pls`` None: not counted."""
-
-    step: int
-    checkpoint_step: int
-    servers: tuple[int, ...]
-    rows: int
-    bytes: int
-    seconds: float
-    pls: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class Training:
     """A training run, told by its events."""
 
@@ -78,7 +65,7 @@ class Training:
     checkpoints: tuple[SavedCheckpoint, ...]
     extraction: Extraction | None = None
     """None where no round ran: without a grid."""
-    recoveries: tuple[PartialRecovery, ...] = ()
+    recoveries: tuple[events.Recovered, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -116,7 +103,7 @@ def summarize(happened: Iterable[events.Event], *, best_auc: float | None = None
     run_seconds = run_samples = 0.0  # of the process that is reporting now
     checkpoints: list[SavedCheckpoint] = []
     extraction: Extraction | None = None
-    recoveries: list[PartialRecovery] = []
+    recoveries: list[events.Recovered] = []
     for event in happened:
         match event:
             case events.RunOpened():
@@ -143,8 +130,7 @@ def summarize(happened: Iterable[events.Event], *, best_auc: float | None = None
                     )
                 )
             case events.Recovered():
-                names = [field.name for field in dataclasses.fields(PartialRecovery)]
-                recoveries.append(PartialRecovery(**{n: getattr(event, n) for n in names}))
+                recoveries.append(event)
             case events.Extracted():
                 extraction = _add_round(extraction or Extraction(), event)
             case events.ExtractionFailed():
@@ -253,7 +239,7 @@ def summary_lines(training: Training) -> list[tuple[str, str]]:
     return lines
 
 
-def recovered(recoveries: Sequence[PartialRecovery]) -> str:
+def recovered(recoveries: Sequence[events.Recovered]) -> str:
     """Which rows came back alone, and what was lost with them."""
     servers = sum(len(item.servers) for item in recoveries)
     known = [item.pls for item in recoveries if item.pls is not None]

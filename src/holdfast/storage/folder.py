@@ -157,12 +157,12 @@ class FolderStorage:
     @contextmanager
     def _open(self, name: str) -> Iterator[tuple[int, int]]:
         """A readable descriptor of an object, and its length."""
+        path = f"{self.url}/{check_name(name)}"
         # Without O_NONBLOCK a pipe placed in the folder would make us wait for ever.
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        # Not _reporting, and no Path: restores open hundreds of objects.
-        try:
+        with _reporting("read", name, self.url):
             try:
-                fd = os.open(f"{self.url}/{check_name(name)}", flags)
+                fd = os.open(path, flags)
             except (FileNotFoundError, NotADirectoryError) as error:
                 raise no_such_object(name, url=self.url) from error
             try:
@@ -172,10 +172,6 @@ class FolderStorage:
                 yield fd, status.st_size
             finally:
                 os.close(fd)
-        except UnavailableError:
-            raise  # ours, although it is an OSError too
-        except OSError as error:
-            raise storage_error(error, doing="read", path=name, url=self.url) from error
 
     def _check_end(self, name: str, end: int, size: int) -> None:
         """Before memory is taken: a range past the end would be found out only afterwards."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.checkpoint.schedule import STEPS_TIMED, Schedule
+from holdfast.checkpoint.schedule import STEPS_TIMED, Schedule, check_every
 from holdfast.errors import InvalidRequestError
 
 
@@ -89,3 +89,9 @@ def test_interval_shorter_than_a_step_saves_at_every_step() -> None:
 def test_nonsense_is_refused_where_it_is_written(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError):
         hf.Pls(**{"target": 0.1, "mtbf_h": 28, "servers": 8, **wrong})
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5, float("inf"), float("nan"), True, "often"])
+def test_what_is_no_interval_is_refused(every: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="whole number"):
+        check_every(every)

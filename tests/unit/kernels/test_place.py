@@ -10,20 +10,17 @@ from hypothesis import strategies as st
 from holdfast.checkpoint.codec import parse_codec
 from holdfast.checkpoint.segment import Segment, encode_segment
 from holdfast.kernels import place
+from tests.unit.kernels.encoded import bytes_of
 
 WIRE = int.from_bytes(parse_codec("fp32").wire(), "little")
 NOTHING = np.empty(0, np.int64)
 ROWS, WIDTHS = 60, (4, 1)
 
 
-def joined(buffers: tuple[object, ...]) -> bytes:
-    return b"".join(bytes(memoryview(part)) for part in buffers)  # type: ignore[arg-type]
-
-
 def a_segment(rng: np.random.Generator, ids: list[int], *, codec: str = "fp32") -> bytes:
     columns = [rng.random((len(ids), width), dtype=np.float32) for width in WIDTHS]
     codecs = [parse_codec(codec), parse_codec("fp32")]
-    return joined(encode_segment(np.array(ids), columns, codecs, has_filter=True).buffers)
+    return bytes_of(encode_segment(np.array(ids), columns, codecs, has_filter=True))
 
 
 def tables(targets: list[np.ndarray]) -> place.Tables:

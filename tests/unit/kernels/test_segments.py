@@ -14,6 +14,7 @@ from holdfast.checkpoint.codec import parse_codec
 from holdfast.checkpoint.segment import Segment, encode_segment, header_bytes, parse_header
 from holdfast.errors import CorruptDataError
 from holdfast.kernels import segments
+from tests.unit.kernels.encoded import bytes_of
 
 COLUMNS_MAX = 3
 
@@ -25,16 +26,12 @@ def a_segment(
     ids_N = np.array([3, 4, 9, 20, 77], np.int64)
     rows = [rng.random((5, width), dtype=np.float32) for width in (4, 1)[:columns]]
     codecs = [parse_codec("fp32")] * columns
-    data = joined(encode_segment(ids_N, rows, codecs, has_filter=has_filter).buffers)
+    data = bytes_of(encode_segment(ids_N, rows, codecs, has_filter=has_filter))
     if deaths is None:
         return data
     segment = Segment(memoryview(data), where="here")
     taken = segment.take(np.arange(5), has_filter=has_filter, deaths_K=np.array(deaths))
-    return joined(taken.buffers)
-
-
-def joined(buffers: tuple[object, ...]) -> bytes:
-    return b"".join(bytes(memoryview(part)) for part in buffers)  # type: ignore[arg-type]
+    return bytes_of(taken)
 
 
 SEGMENTS = [
