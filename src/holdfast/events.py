@@ -223,6 +223,102 @@ class TrainProgress(Event):
     auc: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStarted(Event):
+    """A server process holds a shard, or waits as a spare (server -1)."""
+
+    kind: ClassVar[str] = "server_started"
+    server: int
+    name: str
+    pid: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLost(Event):
+    """A server process died, or was silent for too long."""
+
+    kind: ClassVar[str] = "server_lost"
+    server: int
+    pid: int
+    how: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerReplaced(Event):
+    """Another process answers in a lost server's place; ``seconds`` since the loss was seen."""
+
+    kind: ClassVar[str] = "server_replaced"
+    server: int
+    pid: int
+    epoch: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeRecovered(Event):
+    """A replacement decoded one range of rows; ``left`` are missing still."""
+
+    kind: ClassVar[str] = "range_recovered"
+    server: int
+    granule: int
+    rows: int
+    left: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerRecovered(Event):
+    """A replacement has all rows (``what`` is "rows") or all parities too ("parities")."""
+
+    kind: ClassVar[str] = "server_recovered"
+    server: int
+    what: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsLost(Event):
+    """More was lost than parities make up for."""
+
+    kind: ClassVar[str] = "rows_lost"
+    servers: tuple[int, ...]
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStarted(Event):
+    """A worker process takes part."""
+
+    kind: ClassVar[str] = "worker_started"
+    worker: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLost(Event):
+    """A worker died; its last push happened or not, and ``batches`` are given to others."""
+
+    kind: ClassVar[str] = "worker_lost"
+    worker: int
+    pid: int
+    how: str
+    batches: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterProgress(Event):
+    """How far training on a cluster is."""
+
+    kind: ClassVar[str] = "cluster_progress"
+    batches: int
+    batches_total: int
+    samples: int
+    seconds: float
+    samples_per_s: float
+    loss: float | None = None
+
+
 KINDS: dict[str, type[Event]] = {
     item.kind: item
     for item in list(globals().values())

@@ -1,18 +1,31 @@
-"""Placement: which server holds which row of a table. Arithmetic, no tables.
+"""Placement: which server holds which row of a table, and where. Arithmetic, no tables.
 
-Rows form stripes of ``data`` consecutive rows; a stripe has ``parity`` coded rows besides, and all
-of its rows lie on different servers. Data rows go round the servers one by one. Where the stripes
-would come back to the same servers (data and servers have a common divisor), every round of stripes
-starts one server further, so that parity goes round too. Without parity a row's server is its id
-modulo the servers.
+Rows form stripes of ``data`` rows; a stripe has ``parity`` coded rows besides, and all of its rows
+lie on different servers. Data rows go round the servers one by one. Where the stripes would come
+back to the same servers (data and servers have a common divisor), every round of stripes starts one
+server further, so that parity goes round too. Without parity a row's server is its id modulo the
+servers.
+
+Servers may be divided into groups of neighbours, each with stripes of its own. Rows are dealt to
+the groups one by one, like cards, and so are the numbers of stripes: row ``i`` is row
+``i // groups`` of group ``i % groups``, and what is said above holds inside a group. (Stripes of
+consecutive rows could not keep servers of different groups within one row of each other.) With one
+group a stripe's rows are consecutive. The last stripe of a group may lack rows; to its parity they
+are zeros.
+
+A row's slot is its rank among the rows of its server, a parity row's slot its rank among the
+server's parity rows in the order of stripes. Neither depends on the length of the table.
 
 Invariants:
-- The rows of a stripe, parity included, are on different servers.
+- The rows of a stripe, parity included, are on different servers of one group.
 - Servers hold the same number of a table's data rows, give or take one, whatever its length.
+- Servers hold the same number of parity rows, give or take ``parity``; over every ``servers``
+  stripes exactly the same.
+- Slots of a server's rows are 0, 1, 2, ...; slots of its parity rows too.
 
 Not here: what servers do with their rows (cluster/), how they are saved (checkpoint/).
 
-# N row ids, S stripes, P parity rows of each, R rounds of stripes
+# N row ids, S stripes, D data rows and P parity rows of each, Q parity rows of a server, R rounds
 """
 
 from __future__ import annotations
@@ -29,35 +42,54 @@ SERVERS_MAX = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Rows over ``servers``, in stripes of ``data`` rows (0: one for each server)."""
+    """Rows over ``servers`` in ``groups``, in stripes of ``data`` rows (0: one for each server of a
+    group)."""
 
     servers: int
     data: int = 0
     parity: int = 0
+    groups: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("servers", 1), ("data", 0), ("parity", 0)):
+        for name, least in (("servers", 1), ("data", 0), ("parity", 0), ("groups", 1)):
             value = getattr(self, name)
             is_whole = isinstance(value, int) and not isinstance(value, bool)
             if not is_whole or not least <= value <= SERVERS_MAX:
                 raise InvalidRequestError(
                     f"a number of {name} is a whole number from {least} on", **{name: value}
                 )
+        if self.servers % self.groups != 0:
+            raise InvalidRequestError(
+                "groups are of the same size",
+                servers=self.servers,
+                groups=self.groups,
+                todo="have a number of servers that the groups divide",
+            )
         if self.data == 0:
-            object.__setattr__(self, "data", self.servers)
-        if self.data + self.parity > self.servers:
+            object.__setattr__(self, "data", self._group_servers)
+        if self.data + self.parity > self._group_servers:
+            grouped = {} if self.groups == 1 else {"groups": self.groups}
             raise InvalidRequestError(
                 "a stripe's rows need a server each",
                 servers=self.servers,
+                **grouped,
                 data=self.data,
                 parity=self.parity,
-                todo="have at least data + parity servers",
+                todo="have at least data + parity servers" + (" in a group" if grouped else ""),
             )
 
     @property
+    def _group_servers(self) -> int:
+        return self.servers // self.groups
+
+    @property
     def _round_rows(self) -> int:
-        """Rows after which the stripes are back at the server they began with."""
-        return math.lcm(self.data, self.servers)
+        """Rows after which the stripes of a group are back at the server they began with."""
+        return math.lcm(self.data, self._group_servers)
+
+    @property
+    def _round_stripes(self) -> int:
+        return self._round_rows // self.data
 
     def servers_of(self, ids_N: np.ndarray) -> np.ndarray:
         """The server of each row.
@@ -66,10 +98,65 @@ class Placement:
         array([0, 1, 2, 0, 1])
         >>> Placement(4, data=2, parity=1).servers_of(np.arange(8))
         array([0, 1, 2, 3, 1, 2, 3, 0])
+        >>> Placement(6, data=2, parity=1, groups=2).servers_of(np.arange(8))
+        array([0, 3, 1, 4, 2, 5, 0, 3])
         """
-        shift = 0 if self.parity == 0 else ids_N // self._round_rows
-        servers_N: np.ndarray = (ids_N + shift) % self.servers
+        if self.groups == 1:
+            return self._within_group(ids_N)
+        servers_N: np.ndarray = self._within_group(ids_N // self.groups) + self._group_start(ids_N)
         return servers_N
+
+    def slots_of(self, ids_N: np.ndarray) -> np.ndarray:
+        """The rank of each row among the rows of its server.
+
+        >>> Placement(4, data=2, parity=1).slots_of(np.arange(9))
+        array([0, 0, 0, 0, 1, 1, 1, 1, 2])
+        """
+        # A round gives each server of a group the same number of rows, in one turn after another.
+        slots_N: np.ndarray = ids_N // self.servers
+        return slots_N
+
+    def stripes_of(self, ids_N: np.ndarray) -> np.ndarray:
+        """The stripe of each row.
+
+        >>> Placement(6, data=2, parity=1, groups=2).stripes_of(np.arange(8))
+        array([0, 1, 0, 1, 2, 3, 2, 3])
+        """
+        turns_N = ids_N // (self.data * self.groups)
+        stripes_N: np.ndarray = turns_N * self.groups + ids_N % self.groups
+        return stripes_N
+
+    def positions_of(self, ids_N: np.ndarray) -> np.ndarray:
+        """The position of each row in its stripe, from 0 to ``data`` - 1.
+
+        >>> Placement(6, data=2, parity=1, groups=2).positions_of(np.arange(8))
+        array([0, 0, 1, 1, 0, 0, 1, 1])
+        """
+        positions_N: np.ndarray = ids_N // self.groups % self.data
+        return positions_N
+
+    def members_of(self, stripes_S: np.ndarray) -> np.ndarray:
+        """The row ids of each stripe, one column for each position.
+
+        Ids beyond the end of a table are of rows that are not there: zeros, as parity has them.
+
+        >>> Placement(6, data=2, parity=1, groups=2).members_of(np.arange(3)).tolist()
+        [[0, 2], [1, 3], [4, 6]]
+        """
+        firsts_S = stripes_S // self.groups * (self.data * self.groups) + stripes_S % self.groups
+        ids_SD: np.ndarray = firsts_S[:, None] + np.arange(self.data) * self.groups
+        return ids_SD
+
+    def stripes(self, rows: int) -> int:
+        """How many stripes a table of so many rows has; they are 0, 1, 2, ...
+
+        >>> Placement(4, data=3, parity=1).stripes(7)
+        3
+        >>> Placement(8, data=3, parity=1, groups=2).stripes(8)
+        4
+        """
+        turns, rest = divmod(rows, self.data * self.groups)
+        return turns * self.groups + min(rest, self.groups)
 
     def parity_servers_of(self, stripes_S: np.ndarray) -> np.ndarray:
         """The servers of each stripe's parity rows, one column for each.
@@ -77,27 +164,89 @@ class Placement:
         >>> Placement(4, data=2, parity=1).parity_servers_of(np.arange(4)).ravel()
         array([2, 0, 3, 1])
         """
-        first_S = stripes_S * self.data
-        shift_S = first_S // self._round_rows
-        after_S = first_S + self.data + shift_S
-        servers_SP: np.ndarray = (after_S[:, None] + np.arange(self.parity)) % self.servers
+        rounds_S, turns_S = _divmod(stripes_S // self.groups, self._round_stripes)
+        after_S = (turns_S + 1) * self.data + rounds_S
+        within_SP = _rest(after_S[:, None] + np.arange(self.parity), self._group_servers)
+        servers_SP: np.ndarray = within_SP + self._group_start(stripes_S)[:, None]
         return servers_SP
 
+    def parity_slots_of(self, stripes_S: np.ndarray) -> np.ndarray:
+        """The rank of each parity row among the parity rows of its server, one column for each.
+
+        >>> Placement(4, data=2, parity=1).parity_slots_of(np.arange(6)).ravel()
+        array([0, 0, 0, 0, 1, 1])
+        """
+        within_SP = _rest(self.parity_servers_of(stripes_S), self._group_servers)
+        return self._parity_before((stripes_S // self.groups)[:, None], within_SP)
+
     def rows_of(self, server: int, rows: int) -> np.ndarray:
-        """The row ids a server holds of a table of so many rows, ascending.
+        """The row ids a server holds of a table of so many rows, in the order of their slots.
 
         >>> Placement(4, data=2, parity=1).rows_of(0, 10)
         array([0, 7])
         """
         self.check_server(server)
+        group, within = divmod(server, self._group_servers)
+        rows = self._group_rows(group, rows)
         if self.parity == 0:
-            return np.arange(server, rows, self.servers)
-        starts_R = np.arange(0, rows, self._round_rows)
-        shifts_R = np.arange(len(starts_R))
-        turns = self._round_rows // self.servers
-        first_R = starts_R + (server - shifts_R - starts_R) % self.servers
-        ids_N = (first_R[:, None] + np.arange(turns) * self.servers).ravel()
-        return ids_N[ids_N < rows]
+            ids_N = np.arange(within, rows, self._group_servers)
+        else:
+            starts_R = np.arange(0, rows, self._round_rows)
+            shifts_R = np.arange(len(starts_R))
+            turns = self._round_rows // self._group_servers
+            first_R = starts_R + (within - shifts_R) % self._group_servers
+            ids_N = (first_R[:, None] + np.arange(turns) * self._group_servers).ravel()
+            ids_N = ids_N[ids_N < rows]
+        return ids_N if self.groups == 1 else ids_N * self.groups + group
+
+    def data_rows(self, server: int, rows: int) -> int:
+        """How many rows of a table a server holds.
+
+        >>> [Placement(4, data=2, parity=1).data_rows(server, 10) for server in range(4)]
+        [2, 2, 3, 3]
+        """
+        self.check_server(server)
+        group, within = divmod(server, self._group_servers)
+        rounds, rest = divmod(self._group_rows(group, rows), self._round_rows)
+        first = (within - (0 if self.parity == 0 else rounds)) % self._group_servers
+        turns = self._round_rows // self._group_servers
+        return rounds * turns + max(0, -((first - rest) // self._group_servers))
+
+    def parity_rows_of(self, server: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """The parity rows a server holds for a table of so many rows, in the order of their slots:
+        the stripe of each, and which of the stripe's parity rows it is.
+
+        >>> Placement(5, data=2, parity=2).parity_rows_of(0, 10)
+        (array([1, 4]), array([1, 0]))
+        """
+        self.check_server(server)
+        group, within = divmod(server, self._group_servers)
+        step = math.gcd(self.data, self._group_servers)
+        rounds = -(-self._group_rows(group, rows) // self._round_rows)
+        stripes, indices = [], []
+        for index in range(self.parity):
+            # Of every ``step`` rounds one brings this parity row here, once.
+            rounds_R = np.arange((within - index) % step, rounds, step)
+            turns_R = self._turn_of(within - index - rounds_R)
+            stripes.append((rounds_R * self._round_stripes + turns_R) * self.groups + group)
+            indices.append(np.full(len(rounds_R), index))
+        if not stripes:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        stripes_Q, index_Q = np.concatenate(stripes), np.concatenate(indices)
+        order_Q = np.argsort(stripes_Q)
+        order_Q = order_Q[stripes_Q[order_Q] < self.stripes(rows)]
+        return stripes_Q[order_Q], index_Q[order_Q]
+
+    def parity_rows(self, server: int, rows: int) -> int:
+        """How many parity rows a server holds for a table of so many rows.
+
+        >>> [Placement(5, data=2, parity=2).parity_rows(server, 10) for server in range(5)]
+        [2, 2, 2, 2, 2]
+        """
+        self.check_server(server)
+        group, within = divmod(server, self._group_servers)
+        stripes = -(-self._group_rows(group, rows) // self.data)
+        return int(self._parity_before(np.array([stripes]), np.array([within]))[0])
 
     def check_server(self, server: int) -> None:
         """Refuse a number that is no server's.
@@ -110,3 +259,50 @@ class Placement:
             raise InvalidRequestError(
                 "no such server", server=server, known=f"0 to {self.servers - 1}"
             )
+
+    # Inside a group: its rows, its stripes and its servers are numbered from 0.
+
+    def _group_rows(self, group: int, rows: int) -> int:
+        return max(0, -((group - rows) // self.groups))
+
+    def _group_start(self, dealt_N: np.ndarray) -> np.ndarray:
+        """The first server of the group that each row or stripe was dealt to."""
+        starts_N: np.ndarray = _rest(dealt_N, self.groups) * self._group_servers
+        return starts_N
+
+    def _within_group(self, ids_N: np.ndarray) -> np.ndarray:
+        shift = 0 if self.parity == 0 else ids_N // self._round_rows
+        return _rest(ids_N + shift, self._group_servers)
+
+    def _turn_of(self, offset: np.ndarray) -> np.ndarray:
+        """Which stripe of its round is followed by a server at this offset from where the round
+        started; only offsets that ``data`` and the servers' common divisor divides have one."""
+        step = math.gcd(self.data, self._group_servers)
+        # (turn + 1) * data = offset, modulo the servers of the group.
+        inverse = pow(self.data // step, -1, self._round_stripes)
+        return _rest(_rest(offset // step, self._round_stripes) * inverse - 1, self._round_stripes)
+
+    def _parity_before(self, stripes: np.ndarray, servers: np.ndarray) -> np.ndarray:
+        """How many parity rows of earlier stripes each server holds."""
+        step = math.gcd(self.data, self._group_servers)
+        rounds, turns = _divmod(stripes, self._round_stripes)
+        count = np.zeros(np.broadcast_shapes(stripes.shape, servers.shape), np.int64)
+        for index in range(self.parity):
+            offset = servers - index
+            # Finished rounds: one of every ``step``. Then the one that is under way.
+            count += (rounds + step - 1 - _rest(offset, step)) // step
+            offset = offset - rounds
+            count += (_rest(offset, step) == 0) & (self._turn_of(offset) < turns)
+        return count
+
+
+# NumPy divides by one number on vectors, but takes remainders one by one: twice as long.
+
+
+def _divmod(values: np.ndarray, by: int) -> tuple[np.ndarray, np.ndarray]:
+    quotients = values // by
+    return quotients, values - quotients * by
+
+
+def _rest(values: np.ndarray, by: int) -> np.ndarray:
+    return _divmod(values, by)[1]

@@ -21,7 +21,7 @@ ALLOWED = {
     "storage": {"errors", "events"},
     "tables": {"errors", "events", "kernels", "placement"},
 }
-for upper in ("checkpoint", "recsys", "report", "bench"):
+for upper in ("checkpoint", "cluster", "recsys", "report", "bench"):
     ALLOWED[upper] = set(ALLOWED)
 ALLOWED["cli"] = set(ALLOWED)
 KERNEL_PACKAGES = {

@@ -1,0 +1,274 @@
+"""A worker's side of the rows: pull, push, and go on when a server is replaced.
+
+    pull: rows by server -> one message each -> rows
+    push: stage everywhere -> commit everywhere
+
+With two-phase commit a push is kept here until every server reports its differences at parity. A
+server that takes a lost one's place is sent what was kept, in order, before anything else; it
+applies each push to the rows that lack it.
+
+Invariants:
+- A push that returned is applied on every server, once; with two-phase commit it survives the loss
+  of servers as long as the cluster does.
+- Without it, what a lost server had applied and not yet sent to parity is lost; at most
+  ``pushes_lost`` pushes.
+- Requests are answered by members of one epoch; a change of members is waited for, not reported.
+
+Not here: torch (worker.py), which batches are whose (leases.py).
+
+# N rows of a table, D weights of a row
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from holdfast.cluster import parts
+from holdfast.cluster.message import Message
+from holdfast.cluster.peers import Failures, Peers
+from holdfast.cluster.shard import Gradients
+from holdfast.cluster.spec import ClusterSpec
+from holdfast.cluster.view import View
+from holdfast.errors import ConflictError, InvalidRequestError, UnavailableError
+
+_RETRY_S = 0.005
+_KEPT_MAX = 64  # pushes whose differences are not at parity yet
+
+Ids = np.ndarray
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A push that may have to be sent again: what is left of it, by server."""
+
+    number: int
+    is_decided: bool = False
+    by_server: dict[int, list[Gradients]] = field(default_factory=dict)
+
+
+class Client:
+    """One worker's connection to all servers; used by one thread."""
+
+    def __init__(
+        self,
+        spec: ClusterSpec,
+        *,
+        worker: int,
+        token: str,
+        get_view: Callable[[int | None], View],
+        two_phase: bool = True,
+        patience_s: float = 60.0,
+    ) -> None:
+        """``get_view`` gives the view, or waits for one after a version; ``patience_s`` is how long
+        a server may be gone before that is an error."""
+        self.spec = spec
+        self.worker = worker
+        self.two_phase = two_phase
+        self.pushes_lost = 0
+        self.bytes_sent = 0
+        self._get_view = get_view
+        self._patience_s = patience_s
+        self._peers = Peers(f"worker-{worker}", token)
+        self._peers.enter(get_view(None))
+        self._kept: dict[int, _Kept] = {}
+        self._acked: dict[int, int] = {}
+        self._held: dict[str, np.ndarray] = {}
+        self._behind: set[int] = set()
+        self._number = -1
+
+    # What a training loop needs.
+
+    def pull(self, wants: Mapping[str, Ids]) -> dict[str, np.ndarray]:
+        """The weights of rows of some tables, in the order asked for; ids may repeat."""
+        by_server: dict[int, list[tuple[int, np.ndarray]]] = {}
+        places: dict[int, list[tuple[str, np.ndarray]]] = {}
+        out: dict[str, np.ndarray] = {}
+        for name, ids_N in wants.items():
+            index = self._index(name)
+            table = self.spec.tables[index]
+            out[name] = np.empty((len(ids_N), table.dim), np.float32)
+            for server, at_N, slots_N in self._split(index, ids_N):
+                by_server.setdefault(server, []).append((index, slots_N.astype(np.int32)))
+                places.setdefault(server, []).append((name, at_N))
+        messages = {s: parts.pack_slots("pull", found) for s, found in by_server.items()}
+        for server, answer in self._exchange(messages).items():
+            flat, start = answer.arrays[0], 0
+            for name, at_N in places[server]:
+                rows_ND = out[name]
+                size = len(at_N) * rows_ND.shape[1]
+                rows_ND[at_N] = flat[start : start + size].reshape(len(at_N), -1)
+                start += size
+        return out
+
+    def push(self, number: int, gradients: Mapping[str, tuple[Ids, np.ndarray]]) -> None:
+        """Apply gradients to rows, each id of a table named once. Numbers must rise."""
+        if number <= self._number:
+            raise InvalidRequestError(
+                "pushes are numbered upwards", number=number, last=self._number
+            )
+        self._number = number
+        by_server = self._gradients_by_server(gradients)
+        meta = {"worker": self.worker, "number": number}
+        if not self.two_phase:
+            messages = {
+                s: parts.pack_gradients("push", meta, found) for s, found in by_server.items()
+            }
+            for server in self._exchange(messages):
+                self._acked[server] = number
+            return
+        kept = self._kept[number] = _Kept(number, by_server=by_server)
+        servers = list(by_server)
+        self._exchange(
+            {s: parts.pack_gradients("stage", meta, found) for s, found in by_server.items()}
+        )
+        kept.is_decided = True  # from here on it happens, whoever is lost
+        for server, answer in self._exchange(
+            {server: Message("commit", meta) for server in servers}
+        ).items():
+            self._forget(server, int(answer.meta["durable"]))
+        if len(self._kept) > _KEPT_MAX:
+            self.settle()
+
+    def hold(self, table: str, weights_ND: np.ndarray) -> None:
+        """These are all weights of a table that workers hold: a server that loses them is given
+        them back."""
+        self._held[table] = weights_ND
+
+    def assign(self, weights: Mapping[str, tuple[Ids, np.ndarray]]) -> None:
+        """Set the weights of rows, and their optimizer state to zero."""
+        by_server = self._gradients_by_server(weights)
+        self._exchange(
+            {s: parts.pack_gradients("assign", {}, found) for s, found in by_server.items()}
+        )
+
+    def settle(self) -> None:
+        """Wait until everything pushed is at parity."""
+        messages = {server: Message("drain") for server in range(self.spec.servers)}
+        for server, answer in self._exchange(messages).items():
+            self._forget(server, int(answer.meta["durable"][self.worker]))
+
+    def close(self) -> None:
+        """End all streams."""
+        self._peers.close()
+
+    # Where rows are.
+
+    def _index(self, name: str) -> int:
+        if name not in self.spec.index:
+            raise InvalidRequestError("no such table", table=name, tables=list(self.spec.index))
+        return self.spec.index[name]
+
+    def _split(self, index: int, ids_N: Ids) -> list[tuple[int, np.ndarray, np.ndarray]]:
+        """Rows by server: (server, which of them, their slots there)."""
+        table = self.spec.tables[index]
+        if len(ids_N) and not (ids_N.min() >= 0 and ids_N.max() < table.rows):
+            raise InvalidRequestError(
+                "an id is outside its table", table=table.name, rows=table.rows
+            )
+        servers_N = table.placement.servers_of(ids_N)
+        slots_N = table.placement.slots_of(ids_N)
+        order_N = np.argsort(servers_N, kind="stable")
+        found, start = [], 0
+        for server, count in enumerate(np.bincount(servers_N, minlength=1).tolist()):
+            if count:
+                at_N = order_N[start : start + count]
+                found.append((server, at_N, slots_N[at_N]))
+                start += count
+        return found
+
+    def _gradients_by_server(
+        self, gradients: Mapping[str, tuple[Ids, np.ndarray]]
+    ) -> dict[int, list[Gradients]]:
+        by_server: dict[int, list[Gradients]] = {}
+        for name, (ids_N, grads_ND) in gradients.items():
+            index = self._index(name)
+            dim = self.spec.tables[index].dim
+            if grads_ND.shape != (len(ids_N), dim):
+                raise InvalidRequestError(
+                    "gradients do not fit their rows",
+                    table=name,
+                    shape=grads_ND.shape,
+                    rows=len(ids_N),
+                    dim=dim,
+                )
+            for server, at_N, slots_N in self._split(index, ids_N):
+                part = Gradients(index, slots_N, grads_ND[at_N].astype(np.float32, copy=False))
+                by_server.setdefault(server, []).append(part)
+        return by_server
+
+    # Members that come and go.
+
+    def _exchange(self, messages: Mapping[int, Message]) -> dict[int, Message]:
+        """Ask servers until all have answered, whoever answers for them."""
+        answers: dict[int, Message] = {}
+        waiting = dict(messages)
+        started = time.monotonic()
+        while waiting:
+            # One that is behind is first given what it may lack.
+            ready = {s: message for s, message in waiting.items() if s not in self._behind}
+            for message in ready.values():
+                self.bytes_sent += sum(array.nbytes for array in message.arrays)
+            found, failures = self._peers.ask_all(ready)
+            answers |= found
+            waiting = {s: message for s, message in waiting.items() if s not in found}
+            if waiting:
+                self._renew(failures, started)
+        return answers
+
+    def _renew(self, failures: Failures, started: float) -> None:
+        """Learn who is there now; give replacements what they may lack."""
+        old = self._peers.view
+        time.sleep(_RETRY_S)
+        view = self._get_view(None)
+        if view.epoch == old.epoch and time.monotonic() - started > self._patience_s:
+            raise UnavailableError(
+                "servers do not answer and nobody replaces them",
+                servers=sorted({*failures, *self._behind}),
+                waited_s=round(time.monotonic() - started, 1),
+            ) from next(iter(failures.values()), None)
+        self._behind |= {
+            server
+            for server, address in enumerate(view.addresses)
+            if address != old.addresses[server]
+        }
+        self._peers.enter(view)
+        for server in sorted(self._behind):
+            try:
+                self._send_again(server)
+            except (UnavailableError, ConflictError):
+                return  # lost again: whoever comes next is given it
+            self._behind.discard(server)
+
+    def _send_again(self, server: int) -> None:
+        """Give a replacement every push that is not known to be at parity: what is decided as a
+        push, the one under way as a stage, which the lost server may have answered."""
+        held = {
+            name: (np.arange(len(weights_ND)), weights_ND)
+            for name, weights_ND in self._held.items()
+        }
+        supplied = self._gradients_by_server(held).get(server)
+        if supplied:
+            self._peers.ask(server, parts.pack_gradients("supply", {}, supplied))
+        if not self.two_phase:
+            past = self._peers.ask(server, Message("past", {"worker": self.worker}))
+            self.pushes_lost += max(0, self._acked.get(server, -1) - int(past.meta["applied"]))
+            return
+        for number in sorted(self._kept):
+            kept = self._kept[number]
+            if server in kept.by_server:
+                kind = "push" if kept.is_decided else "stage"
+                meta = {"worker": self.worker, "number": number}
+                gradients = kept.by_server[server]
+                self._peers.ask(server, parts.pack_gradients(kind, meta, gradients))
+
+    def _forget(self, server: int, durable: int) -> None:
+        """What is at parity need not be kept."""
+        for number in [number for number in self._kept if number <= durable]:
+            kept = self._kept[number]
+            kept.by_server.pop(server, None)
+            if not kept.by_server and kept.is_decided:
+                del self._kept[number]

@@ -1,0 +1,306 @@
+"""Processes of a cluster: started, watched, killed, stopped. The control plane's lower half.
+
+    start -> child says where it listens -> Process; a thread waits for each child -> on_death
+
+``Engine`` is what the coordinator needs of any place that can run processes; ``LocalEngine`` runs
+them on this machine. What a process does, and what it says to others, is none of its business.
+
+Invariants:
+- A death is told once, at once, and only when nobody asked for it.
+- After ``stop`` no child is left; neither after the driver's end, however it ended: children hold
+  the other end of a pipe, and leave when it closes.
+- What is secret travels through that pipe, never as an argument or in the environment.
+
+Not here: hung processes (pulse.py), replacement (coordinator.py), a child's first lines (child.py).
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from holdfast.cluster.message import ERROR, Message, as_error
+from holdfast.errors import HoldfastError, InvalidRequestError, NotFoundError, UnavailableError
+
+START_S = 60.0  # a worker imports torch, on a machine where others do the same
+STOP_S = 3.0  # longer than a child gives its role to end (child.py)
+_TAIL_BYTES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that has said where it listens."""
+
+    name: str
+    role: str
+    pid: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What to start: a role, under a name, told a spec of JSON values."""
+
+    role: str
+    name: str
+    spec: Mapping[str, Any]
+
+
+OnDeath = Callable[[Process, str], None]
+
+
+class Engine(Protocol):
+    """A place that runs the processes of a cluster."""
+
+    def start(self, role: str, name: str, spec: Mapping[str, Any]) -> Process:
+        """Start a process; returns when it has said where it listens."""
+
+    def start_many(self, starts: Sequence[Start]) -> list[Process]:
+        """Start processes at the same time: all of them, or none and an error."""
+
+    def watch(self, on_death: OnDeath) -> None:
+        """Call this, in some thread, with every process that dies unasked, and with how."""
+
+    def kill(self, process: Process) -> None:
+        """End a process at once, also a hung one; returns when it is gone."""
+
+    def stop(self) -> None:
+        """End all processes; returns when they are gone."""
+
+
+class LocalEngine:
+    """Runs processes on this machine, as children of this one."""
+
+    def __init__(
+        self,
+        *,
+        logs: Path | None = None,
+        start_s: float = START_S,
+        module: str = "holdfast.cluster.child",
+    ) -> None:
+        """``logs`` is a folder for what children write to stderr; without it, they share ours."""
+        self._logs, self._start_s, self._module = logs, start_s, module
+        self._lock = threading.Lock()
+        self._children: dict[int, _Child] = {}  # by pid; the dead too
+        self._watchers: list[OnDeath] = []
+        self._deaths: list[tuple[Process, str]] = []
+        self._is_stopped = False
+        if logs is not None:
+            logs.mkdir(parents=True, exist_ok=True)
+        atexit.register(self.stop)
+
+    def start(self, role: str, name: str, spec: Mapping[str, Any]) -> Process:
+        """Start a process; returns when it has said where it listens.
+
+        Raises:
+            UnavailableError: it ended or said nothing in time; the end of its stderr is told.
+            HoldfastError: what it raised before it was ready.
+        """
+        return self.start_many([Start(role, name, spec)])[0]
+
+    def start_many(self, starts: Sequence[Start]) -> list[Process]:
+        """Start processes at the same time: all of them, or none and an error."""
+        children: list[_Child] = []
+        try:
+            for each in starts:  # one by one: those launched before an error must be known
+                children.append(self._launch(each))  # noqa: PERF401
+            ends_at = time.monotonic() + self._start_s
+            return [child.wait_ready(ends_at) for child in children]
+        except BaseException:
+            for child in children:
+                child.kill()
+            raise
+
+    def watch(self, on_death: OnDeath) -> None:
+        """Call this with every process that dies unasked (also before now), and with how."""
+        with self._lock:
+            self._watchers.append(on_death)
+            deaths = list(self._deaths)
+        for process, how in deaths:
+            on_death(process, how)
+
+    def kill(self, process: Process) -> None:
+        """End a process at once, also a hung one; returns when it is gone."""
+        with self._lock:
+            child = self._children.get(process.pid)
+        if child is None or child.name != process.name:
+            raise NotFoundError("no such process", name=process.name, pid=process.pid)
+        child.kill()
+
+    def stop(self) -> None:
+        """End all processes; returns when they are gone. May be called again."""
+        with self._lock:
+            self._is_stopped = True
+            children = list(self._children.values())
+        try:
+            for child in children:
+                child.ask_to_end()
+            ends_at = time.monotonic() + STOP_S
+            for child in children:
+                child.wait_gone(ends_at)
+        finally:  # also when interrupted
+            for child in children:
+                child.kill()
+        atexit.unregister(self.stop)
+
+    def __enter__(self) -> LocalEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _launch(self, start: Start) -> _Child:
+        with self._lock:
+            if self._is_stopped:
+                raise InvalidRequestError("the engine is stopped", name=start.name)
+            if any(c.name == start.name and not c.is_gone for c in self._children.values()):
+                raise InvalidRequestError("a process of this name runs", name=start.name)
+            log = None if self._logs is None else self._logs / f"{start.name}.log"
+            child = _Child(start, self._module, log, self._told)
+            self._children[child.pid] = child
+        return child
+
+    def _told(self, process: Process, how: str) -> None:
+        with self._lock:
+            self._deaths.append((process, how))
+            watchers = list(self._watchers)
+        for on_death in watchers:
+            on_death(process, how)
+
+
+class _Child:
+    """One child process and the thread that waits for it."""
+
+    def __init__(self, start: Start, module: str, log: Path | None, told: OnDeath) -> None:
+        self._start, self._log, self._told = start, log, told
+        self.name = start.name
+        self._is_asked = self._is_told = False
+        self._ready = threading.Event()
+        self._address = ""
+        self._error: HoldfastError | None = None
+        order = {"role": start.role, "name": start.name, "spec": dict(start.spec)}
+        try:
+            line = json.dumps(order, allow_nan=False).encode() + b"\n"
+        except (TypeError, ValueError) as error:
+            raise InvalidRequestError("a spec must be JSON", name=start.name) from error
+        stderr: IO[bytes] | None = None if log is None else log.open("ab")
+        try:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-m", module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+            )
+        finally:
+            if stderr is not None:
+                stderr.close()
+        self.pid = self._popen.pid
+        self._thread = threading.Thread(
+            target=self._wait, args=(line,), name=f"holdfast-child-{start.name}", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def is_gone(self) -> bool:
+        return not self._thread.is_alive()
+
+    def wait_ready(self, ends_at: float) -> Process:
+        """The process, when it has said where it listens."""
+        if not self._ready.wait(max(0.0, ends_at - time.monotonic())):
+            raise UnavailableError("a process did not start in time", **self._facts())
+        if self._error is not None:
+            raise self._error
+        return self._process()
+
+    def ask_to_end(self) -> None:
+        """Close its stdin: it ends when it has put its things in order."""
+        self._is_asked = True
+        assert self._popen.stdin is not None
+        if not self._is_told:  # closing would wait for a write that may never end
+            self._popen.kill()
+            return
+        with suppress(OSError, ValueError):
+            self._popen.stdin.close()
+
+    def wait_gone(self, ends_at: float) -> None:
+        """Wait until it is gone, or until then."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(max(0.0, ends_at - time.monotonic()))
+
+    def kill(self) -> None:
+        """SIGKILL, which a stopped process obeys too; returns when it is gone."""
+        self._is_asked = True
+        self._popen.kill()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _wait(self, line: bytes) -> None:
+        """Tell it what to be, hear where it listens, wait until it dies. The edge of a thread."""
+        assert self._popen.stdin is not None and self._popen.stdout is not None
+        with suppress(OSError, ValueError):
+            self._popen.stdin.write(line)
+            self._popen.stdin.flush()
+        self._is_told = True
+        answer = self._popen.stdout.readline()
+        is_ready = self._hear(answer)
+        if is_ready:
+            self._ready.set()
+        self._popen.stdout.close()
+        code = self._popen.wait()
+        with suppress(OSError, ValueError):
+            self._popen.stdin.close()
+        if is_ready:
+            if not self._is_asked:
+                tail = self._tail()
+                self._told(self._process(), f"{_how(code)}\n{tail}" if tail else _how(code))
+            return
+        if self._error is None:
+            self._error = UnavailableError(
+                f"a process {_how(code)} before it was ready", **self._facts()
+            )
+        self._ready.set()
+
+    def _hear(self, answer: bytes) -> bool:
+        with suppress(ValueError, TypeError, AttributeError):
+            found = json.loads(answer)
+            if ERROR in found:
+                self._error = as_error(Message(ERROR, found[ERROR]))
+            self._address = found.get("address", "")
+        return bool(self._address)
+
+    def _process(self) -> Process:
+        return Process(self._start.name, self._start.role, self.pid, self._address)
+
+    def _facts(self) -> dict[str, Any]:
+        facts: dict[str, Any] = {"name": self._start.name, "role": self._start.role}
+        tail = self._tail()
+        return {**facts, "stderr": tail} if tail else facts
+
+    def _tail(self) -> str:
+        """The end of what it wrote to stderr, if we have that."""
+        if self._log is None:
+            return ""
+        try:
+            with self._log.open("rb") as log:
+                log.seek(max(0, self._log.stat().st_size - _TAIL_BYTES))
+                return log.read().decode(errors="replace").strip()
+        except OSError:
+            return ""
+
+
+def _how(code: int) -> str:
+    """How a process ended.
+
+    >>> _how(-9), _how(3)
+    ('was killed by signal 9', 'ended with code 3')
+    """
+    return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"

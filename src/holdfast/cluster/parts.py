@@ -1,0 +1,135 @@
+"""What pulls, pushes and flushes look like in messages: all tables of one request in one message.
+
+Slots of all tables lie behind each other in one array, values in another; the meta says how many of
+which table. So a message has two or three arrays however many tables there are.
+
+Invariant: ``unpack`` checks that counts and arrays agree; what they name is checked by the shard.
+
+# N rows of all tables, K differences of all tables
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from holdfast.cluster.message import Message
+from holdfast.cluster.shard import Flush, Gradients
+from holdfast.cluster.tableshard import Differences
+from holdfast.errors import InvalidRequestError
+
+
+def flatten(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Arrays behind each other, as one flat one."""
+    if len(arrays) == 1:
+        return arrays[0].reshape(-1)
+    return np.concatenate([array.reshape(-1) for array in arrays]) if arrays else np.empty(0, "f4")
+
+
+def pack_slots(kind: str, wants: Sequence[tuple[int, np.ndarray]]) -> Message:
+    """A request for rows: (table, slots) each."""
+    meta = {"tables": [[table, len(slots_N)] for table, slots_N in wants]}
+    return Message(kind, meta, (flatten([slots_N for _, slots_N in wants]),))
+
+
+def _split(message: Message, slots_N: np.ndarray) -> list[tuple[int, np.ndarray]]:
+    found, start = [], 0
+    for table, count in message.meta["tables"]:
+        if int(count) < 0:
+            raise InvalidRequestError("malformed message", kind=message.kind)
+        found.append((int(table), slots_N[start : start + int(count)]))
+        start += int(count)
+    if start != len(slots_N):
+        raise InvalidRequestError(
+            "counts and rows of a message disagree", kind=message.kind, rows=len(slots_N)
+        )
+    return found
+
+
+def unpack_slots(message: Message) -> list[tuple[int, np.ndarray]]:
+    """What ``pack_slots`` packed."""
+    return _split(message, message.arrays[0].astype(np.int64))
+
+
+def pack_gradients(kind: str, meta: dict[str, Any], gradients: Sequence[Gradients]) -> Message:
+    """A push."""
+    tables = [[part.table, len(part.slots_N)] for part in gradients]
+    return Message(
+        kind,
+        {**meta, "tables": tables},
+        (
+            flatten([part.slots_N for part in gradients]).astype(np.int32),
+            flatten([part.grads_ND for part in gradients]),
+        ),
+    )
+
+
+def unpack_gradients(message: Message, dims: Sequence[int]) -> list[Gradients]:
+    """What ``pack_gradients`` packed; ``dims`` are the tables' weights a row."""
+    slots_N, flat = message.arrays[0].astype(np.int64), message.arrays[1]
+    if flat.dtype != np.float32:
+        raise InvalidRequestError("gradients are float32", found=str(flat.dtype))
+    found, start = [], 0
+    for table, part_N in _split(message, slots_N):
+        dim = dims[table]
+        size = len(part_N) * dim
+        found.append(Gradients(table, part_N, flat[start : start + size].reshape(-1, dim)))
+        start += size
+    if start != len(flat):
+        raise InvalidRequestError("gradients do not fit their rows", floats=len(flat))
+    return found
+
+
+def pack_flush(flush: Flush, receiver: int) -> Message:
+    """A flush's part for one receiver."""
+    found = flush.parts[receiver]
+    used = 1 + int(np.flatnonzero(flush.marks_W >= 0).max(initial=-1))
+    meta = {
+        "number": flush.number,
+        "frozen": list(flush.frozen),
+        "receivers": list(flush.receivers),
+        "tables": [[part.table, len(part.slots_K), part.diffs_KW.shape[1]] for part in found],
+    }
+    return Message(
+        "fold",
+        meta,
+        (
+            flush.marks_W[:used],
+            flatten([part.slots_K for part in found]),
+            flatten([part.positions_K for part in found]),
+            flatten([part.diffs_KW for part in found]),
+        ),
+    )
+
+
+def unpack_flush(message: Message, receiver: int, *, workers: int = 256) -> Flush:
+    """What ``pack_flush`` packed."""
+    marks, slots_K, positions_K, flat = message.arrays
+    marks_W = np.full(workers, -1, np.int64)
+    marks_W[: len(marks)] = marks
+    slots_K = slots_K.astype(np.int64)
+    found, start, floats = [], 0, 0
+    for table, count, width in message.meta["tables"]:
+        stop, end = start + count, floats + count * width
+        if count < 0 or width < 1 or stop > len(slots_K) or end > len(flat):
+            raise InvalidRequestError("malformed message", kind=message.kind)
+        found.append(
+            Differences(
+                int(table),
+                slots_K[start:stop],
+                positions_K[start:stop].astype(np.int64),
+                flat[floats:end].reshape(count, width),
+            )
+        )
+        start, floats = stop, end
+    if start != len(slots_K) or len(positions_K) != start or floats != len(flat):
+        raise InvalidRequestError("counts and differences of a message disagree")
+    return Flush(
+        number=int(message.meta["number"]),
+        marks_W=marks_W,
+        frozen=tuple(int(granule) for granule in message.meta["frozen"]),
+        receivers=tuple(int(server) for server in message.meta["receivers"]),
+        parts={receiver: tuple(found)},
+    )

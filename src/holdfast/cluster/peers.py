@@ -1,0 +1,106 @@
+"""Streams to the servers of a view: opened when first needed, all of one epoch.
+
+Invariant: a stream of another epoch or of another process is never used.
+
+Not here: what to do when a server does not answer (client.py, server.py): the error says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from holdfast.cluster.message import Message
+from holdfast.cluster.view import View
+from holdfast.cluster.wire import Stream
+from holdfast.errors import ConflictError, HoldfastError, UnavailableError
+
+Failures = dict[int, HoldfastError]
+
+
+class Peers:
+    """One caller's streams to all servers; used by one thread at a time."""
+
+    def __init__(self, name: str, token: str, *, deadline_s: float = 30.0) -> None:
+        self._name = name
+        self._token = token
+        self._deadline_s = deadline_s
+        self._view: View | None = None
+        self._streams: dict[int, Stream] = {}
+
+    def enter(self, view: View) -> None:
+        """Speak in this view from now on."""
+        if self._view is None or view.epoch != self._view.epoch:
+            self.close()
+        self._view = view
+
+    @property
+    def view(self) -> View:
+        """The view that is spoken in."""
+        assert self._view is not None
+        return self._view
+
+    def ask_all(self, messages: Mapping[int, Message]) -> tuple[dict[int, Message], Failures]:
+        """Send to several servers at once, then wait for all of them.
+
+        Returns the answers, and for servers that are gone or have moved on to another epoch why.
+
+        Raises:
+            HoldfastError: what a server answered instead, after all have answered.
+        """
+        answers: dict[int, Message] = {}
+        failures: Failures = {}
+        raised: HoldfastError | None = None
+        asked = []
+        for server, message in messages.items():
+            try:
+                self._stream(server).send(message)
+                asked.append(server)
+            except (UnavailableError, ConflictError) as error:
+                failures[server] = self._failed(server, error)
+        for server in asked:
+            try:
+                answers[server] = self._streams[server].receive()
+            except (UnavailableError, ConflictError) as error:
+                failures[server] = self._failed(server, error)
+            except HoldfastError as error:
+                raised = raised or error
+        if raised is not None:
+            raise raised
+        return answers, failures
+
+    def ask(self, server: int, message: Message) -> Message:
+        """Ask one server.
+
+        Raises:
+            UnavailableError: it is gone.
+            ConflictError: it is in another epoch.
+        """
+        try:
+            return self._stream(server).ask(message)
+        except (UnavailableError, ConflictError) as error:
+            raise self._failed(server, error) from error
+
+    def _stream(self, server: int) -> Stream:
+        stream = self._streams.get(server)
+        if stream is None or not stream.is_open:
+            assert self._view is not None
+            stream = self._streams[server] = Stream(
+                self._view.addresses[server],
+                token=self._token,
+                name=self._name,
+                epoch=self._view.epoch,
+                deadline_s=self._deadline_s,
+            )
+        return stream
+
+    def _failed(self, server: int, error: HoldfastError) -> HoldfastError:
+        stream = self._streams.pop(server, None)
+        if stream is not None:
+            stream.close()
+        return error
+
+    def close(self) -> None:
+        """End all streams."""
+        for stream in self._streams.values():
+            stream.close()
+        self._streams.clear()

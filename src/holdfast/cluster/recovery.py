@@ -1,0 +1,241 @@
+"""Recovery: a replacement decodes the rows of the server it stands for, while training goes on.
+
+    freeze -> in-flight differences arrive -> fetch rows as parity knows them -> decode -> thaw
+
+Rows that somebody asks for are decoded at once; the sweep takes the rest range by range, then
+builds the parities anew. While a range is frozen its differences wait at the servers that made
+them; pulls and pushes do not.
+
+Invariants:
+- What is fetched between freeze and thaw belongs to one state of every stripe in the range.
+- A change of members voids every freeze; what was under way is tried again in the new epoch.
+- A row is decoded at most once; one that is here already is never overwritten.
+
+Not here: which members are sources (decode.py), when a server is replaced (coordinator.py).
+
+# N rows to rebuild, F fetches, W floats of a record, G ranges
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from holdfast.cluster import decode
+from holdfast.cluster.decode import Sources
+from holdfast.cluster.message import Message
+from holdfast.cluster.peers import Peers
+from holdfast.cluster.shard import Shard
+from holdfast.cluster.spec import granule_stripes
+from holdfast.cluster.tableshard import TableShard, fold_rows
+from holdfast.cluster.view import View
+from holdfast.errors import ConflictError
+
+_BLOCK_BYTES = 4 << 20  # of rows decoded at a time
+_RETRY_S = 0.005  # until everybody has heard of a change
+
+
+class StoppedError(Exception):
+    """The server is closing."""
+
+
+class Recovery:
+    """Brings one server's lost rows and parities back."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        peers: Peers,
+        *,
+        wait_for_view: Callable[[int | None], View],
+        tell: Callable[[str, dict[str, object]], None],
+    ) -> None:
+        """``wait_for_view`` gives the view, newer than a version if one is given, or raises
+        StoppedError; ``tell`` reports progress."""
+        self._shard = shard
+        self._peers = peers
+        self._wait_for_view = wait_for_view
+        self._tell = tell
+        self._turn = threading.Lock()
+        self._tickets = (f"{shard.server}.{number}" for number in itertools.count())
+
+    # On demand.
+
+    def ensure(self, missing: Sequence[tuple[int, np.ndarray]]) -> None:
+        """Decode rows that somebody waits for.
+
+        Raises:
+            DataLossError: names rows that cannot be decoded.
+        """
+
+        def attempt(view: View) -> None:
+            wanted = [
+                (table, slots_N)
+                for table, slots_N in self._shard.missing(missing)  # others may have been quicker
+            ]
+            if not wanted:
+                return
+            granules = {
+                int(g)
+                for table, slots_N in wanted
+                for g in np.unique(self._shard.tables[table].granules(slots_N))
+            }
+            with self._frozen(view, sorted(granules)) as (ticket, _):
+                for table, slots_N in wanted:
+                    self._decode_rows(view, ticket, table, slots_N)
+            self._shard.counts["rows_on_demand"] += sum(len(slots_N) for _, slots_N in wanted)
+
+        self._in_view(attempt)
+
+    # The sweep.
+
+    def sweep(self) -> None:
+        """Decode all rows, then build all parities."""
+        started = time.perf_counter()
+        for granule in range(self._shard.spec.locks):
+            self._in_view(functools.partial(self._sweep_rows, granule))
+        assert self._shard.rows_missing == 0
+        self._tell("rows", {"seconds": time.perf_counter() - started})
+        self._wait_until(lambda view: not view.lacks_rows)
+        for granule in range(self._shard.spec.locks):
+            self._in_view(functools.partial(self._sweep_parities, granule))
+        self._tell("parities", {"seconds": time.perf_counter() - started})
+
+    def _sweep_rows(self, granule: int, view: View) -> None:
+        """Decode what a range still lacks."""
+        shard = self._shard
+        started = time.perf_counter()
+        wanted = []
+        for index, table in enumerate(shard.tables):
+            if table.spec.is_held:
+                continue  # comes from workers
+            stripes = granule_stripes(granule, stripes=table.spec.stripes, locks=shard.spec.locks)
+            lo, hi = (table.slot_before(stripe) for stripe in (stripes.start, stripes.stop))
+            slots_N = lo + np.flatnonzero(~table.is_here_M[lo:hi])
+            if len(slots_N):
+                wanted.append((index, slots_N))
+        if not wanted:
+            return
+        rows = 0
+        with self._frozen(view, [granule]) as (ticket, _):
+            for index, slots_N in wanted:
+                for block_N in _blocks(shard.tables[index], slots_N):
+                    rows += self._decode_rows(view, ticket, index, block_N)
+        self._tell("range", {
+            "granule": granule, "rows": rows, "seconds": time.perf_counter() - started,
+            "left": shard.rows_missing,
+        })  # fmt: skip
+
+    def _sweep_parities(self, granule: int, view: View) -> None:
+        shard = self._shard
+        if shard.ready_G[granule]:
+            return
+        if view.lacks_rows:  # somebody was lost since: parities are made of all rows
+            raise ConflictError("rows are missing", servers=sorted(view.lacks_rows))
+        built = []
+        with self._frozen(view, [granule]) as (ticket, marks):
+            for index, table in enumerate(shard.tables):
+                if table.code is None:
+                    continue
+                stripes = granule_stripes(
+                    granule, stripes=table.spec.stripes, locks=shard.spec.locks
+                )
+                lo, hi = np.searchsorted(table.stripes_Q, (stripes.start, stripes.stop))
+                for block_N in _blocks(table, np.arange(lo, hi)):
+                    sources = decode.plan_parities(table, block_N)
+                    parities_NW = self._rebuild(ticket, index, len(block_N), sources)
+                    built.append((index, block_N, parities_NW))
+            shard.install_parities(ticket, [granule], built, marks)
+
+    # One consistent read.
+
+    def _decode_rows(self, view: View, ticket: str, index: int, slots_N: np.ndarray) -> int:
+        table = self._shard.tables[index]
+        if table.spec.is_held:
+            raise ConflictError("no worker has supplied these rows yet", table=table.spec.name)
+        sources = decode.plan_rows(
+            table, slots_N, lacks_rows=view.lacks_rows, lacks_parities=view.lacks_parities
+        )
+        records_NW = self._rebuild(ticket, index, len(slots_N), sources)
+        return self._shard.install(index, slots_N, records_NW)
+
+    def _rebuild(self, ticket: str, index: int, rows: int, sources: Sources) -> np.ndarray:
+        table = self._shard.tables[index]
+        assert table.code is not None
+        out_NW = np.zeros((rows, table.spec.width), np.float32)
+        parts = {server: sources.of(server) for server in sources.servers}
+        messages = {
+            server: Message(
+                "fetch",
+                {"ticket": ticket, "table": index},
+                (part.slots_F[~part.is_parity_F], part.slots_F[part.is_parity_F]),
+            )
+            for server, part in parts.items()
+        }
+        for server, answer in self._ask(messages).items():
+            part = parts[server]
+            at = 0
+            for records_FW in answer.arrays:  # data rows, then parities
+                these = slice(at, at + len(records_FW))
+                fold_rows(
+                    table.code, out_NW, part.rows_F[these], records_FW, part.coefficients_F[these]
+                )
+                at += len(records_FW)
+        return out_NW
+
+    @contextlib.contextmanager
+    def _frozen(
+        self, view: View, granules: Sequence[int]
+    ) -> Iterator[tuple[str, dict[int, np.ndarray]]]:
+        """Freeze ranges everywhere, this server included; gives the marks of what has left."""
+        shard = self._shard
+        ticket = next(self._tickets)
+        others = [server for server in range(len(view.addresses)) if server != shard.server]
+        meta = {"ticket": ticket, "granules": list(granules)}
+        marks = {}
+        try:
+            marks[shard.server] = shard.freeze(ticket, granules, epoch=view.epoch)
+            for server, answer in self._ask(
+                {server: Message("freeze", meta) for server in others}
+            ).items():
+                marks[server] = answer.arrays[0]
+            yield ticket, marks
+        finally:
+            shard.thaw(ticket)
+            with contextlib.suppress(ConflictError):
+                self._ask({server: Message("thaw", {"ticket": ticket}) for server in others})
+
+    def _ask(self, messages: dict[int, Message]) -> dict[int, Message]:
+        """Ask peers; one that is gone, or knows of other members, voids what is under way."""
+        with self._turn:
+            answers, failures = self._peers.ask_all(messages)
+        if failures:
+            raise ConflictError("the cluster has changed", servers=sorted(failures))
+        return answers
+
+    def _in_view(self, attempt: Callable[[View], None]) -> None:
+        """Try until it is done in one epoch."""
+        while True:
+            view = self._wait_for_view(None)
+            with self._turn:
+                self._peers.enter(view)
+            try:
+                return attempt(view)
+            except ConflictError:
+                time.sleep(_RETRY_S)
+
+    def _wait_until(self, is_true: Callable[[View], bool]) -> None:
+        view = self._wait_for_view(None)
+        while not is_true(view):
+            view = self._wait_for_view(view.version)
+
+
+def _blocks(table: TableShard, slots_N: np.ndarray) -> list[np.ndarray]:
+    rows = max(1, _BLOCK_BYTES // (4 * table.spec.width))
+    return [slots_N[start : start + rows] for start in range(0, len(slots_N), rows)]

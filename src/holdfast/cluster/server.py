@@ -1,0 +1,448 @@
+"""An embedding server: answers messages about its shard, and sends differences to parity servers.
+
+    worker -> pull | push | stage, commit      coordinator -> begin | adopt | view | report | settle
+    server -> fold, apply | freeze, fetch, thaw
+
+Invariants:
+- A row that is not here yet is decoded before it is read or changed.
+- A flush is delivered to every receiver that is still the process it was made for, however often
+  the members change meanwhile; a receiver that was replaced builds its parities anew.
+- This process never imports torch.
+
+Not here: what a shard does (shard.py), how messages travel (wire.py), who is alive
+(coordinator.py).
+
+# N rows of a request, T tables of it, G ranges, W workers
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from holdfast.cluster import parts
+from holdfast.cluster.message import Message
+from holdfast.cluster.peers import Peers
+from holdfast.cluster.recovery import Recovery, StoppedError
+from holdfast.cluster.shard import Flush, Gradients, Report, Shard
+from holdfast.cluster.spec import ClusterSpec
+from holdfast.cluster.view import View
+from holdfast.cluster.warm import warm_kernels
+from holdfast.cluster.wire import Caller, Listener, Stream
+from holdfast.errors import (
+    ConflictError,
+    DataLossError,
+    HoldfastError,
+    InvalidRequestError,
+    UnavailableError,
+)
+
+_IDLE_S = 0.05
+_RETRY_S = 0.005
+
+
+class Server:
+    """One server process's work; it knows its shard once it is told to begin or to adopt."""
+
+    def __init__(self, token: str, *, host: str = "127.0.0.1", allow_remote: bool = False) -> None:
+        self._token = token
+        self._shard: Shard | None = None
+        self._view: View | None = None
+        self._recovery: Recovery | None = None
+        self._flush_every_s = 0.0
+        self._has_changed = threading.Condition()
+        self._is_closing = False
+        self._is_serving = False
+        self._threads: list[threading.Thread] = []
+        self._coordinator = ""
+        self._handlers: dict[str, Callable[[Caller, Message], Message]] = {
+            "begin": self._begin,
+            "adopt": self._adopt,
+            "recover": self._recover,
+            "view": self._enter,
+            "report": self._report,
+            "settle": self._settle,
+            "pull": self._pull,
+            "stage": self._stage,
+            "commit": self._commit,
+            "push": self._push,
+            "assign": self._assign,
+            "supply": self._supply,
+            "read": self._read,
+            "bar": self._bar,
+            "past": self._past,
+            "resolve": self._resolve,
+            "fold": self._fold,
+            "apply": self._apply,
+            "freeze": self._freeze,
+            "thaw": self._thaw,
+            "fetch": self._fetch,
+            "drain": self._drain,
+            "stats": self._stats,
+        }
+        self._listener = Listener(self._handle, token=token, host=host, allow_remote=allow_remote)
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return self._listener.address
+
+    @property
+    def shard(self) -> Shard:
+        """What it holds.
+
+        Raises:
+            ConflictError: nothing yet; whoever asks may know of a place it has not taken yet.
+        """
+        if self._shard is None:
+            raise ConflictError("this server holds nothing yet", todo="ask again")
+        return self._shard
+
+    def close(self) -> None:
+        """Stop answering; threads end."""
+        with self._has_changed:
+            self._is_closing = True
+            self._has_changed.notify_all()
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(timeout=5)
+
+    def _handle(self, caller: Caller, message: Message) -> Message:
+        if self._is_closing:
+            raise UnavailableError("this server is closing")
+        handler = self._handlers.get(message.kind)
+        if handler is None:
+            raise InvalidRequestError("unknown kind of message", kind=message.kind)
+        try:
+            return handler(caller, message)
+        except StoppedError as error:
+            raise UnavailableError("this server is closing") from error
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            if isinstance(error, HoldfastError):
+                raise
+            raise InvalidRequestError(
+                "malformed message", kind=message.kind, found=repr(error)
+            ) from error
+
+    # Membership.
+
+    def _begin(self, _: Caller, message: Message) -> Message:
+        shard = self._make_shard(message.meta)
+        shard.begin()
+        self._hold(shard, message.meta)
+        self._serve()
+        return Message("begun")
+
+    def _adopt(self, _: Caller, message: Message) -> Message:
+        shard = self._make_shard(message.meta)
+        reports = {
+            int(server): Report(int(flushed), None, (), marks_GW)
+            for (server, flushed), marks_GW in zip(
+                message.meta["reports"], message.arrays, strict=True
+            )
+        }
+        shard.adopt(reports)
+        name = f"server-{shard.server}-recovery"
+        self._recovery = Recovery(
+            shard,
+            Peers(name, self._token),
+            wait_for_view=self._wait_for_view,
+            tell=self._tell,
+        )
+        self._hold(shard, message.meta)
+        return Message("adopted")
+
+    def _make_shard(self, meta: Mapping[str, Any]) -> Shard:
+        if self._is_serving:
+            raise InvalidRequestError("this server holds a shard already")
+        spec = ClusterSpec.from_json(meta["spec"])
+        return Shard(spec, int(meta["server"]), epoch=View.from_json(meta["view"]).epoch)
+
+    def _hold(self, shard: Shard, meta: Mapping[str, Any]) -> None:
+        self._flush_every_s = float(meta.get("flush_every_s", 0.0))
+        self._coordinator = str(meta.get("coordinator", ""))
+        self._shard = shard
+        self._set_view(View.from_json(meta["view"]))
+
+    def _serve(self) -> None:
+        """From now on this shard counts: before, a spare may be given another one."""
+        self._is_serving = True
+        if any(table.code is not None for table in self.shard.tables):
+            self._spawn(self._flush_forever, f"holdfast-flush-{self.shard.server}")
+
+    def _spawn(self, work: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _recover(self, _: Caller, message: Message) -> Message:
+        """Begin to bring everything back; answers at once."""
+        assert self._recovery is not None
+        self._serve()
+        self._spawn(self._sweep, f"holdfast-sweep-{self.shard.server}")
+        return Message("recovering")
+
+    def _sweep(self) -> None:
+        assert self._recovery is not None
+        try:
+            self._recovery.sweep()
+        except StoppedError:
+            pass
+        except DataLossError as error:
+            self._tell("lost", {"error": str(error)})
+        except Exception as error:  # a thread's edge
+            if not self._is_closing:
+                self._tell("failed", {"error": repr(error)})
+                raise
+
+    def _enter(self, _: Caller, message: Message) -> Message:
+        view = View.from_json(message.meta["view"])
+        with self._has_changed:
+            old = self._view
+            if old is not None and view.version <= old.version:
+                return Message("entered")
+        self._set_view(view)
+        return Message("entered")
+
+    def _set_view(self, view: View) -> None:
+        if view.epoch > self._listener.epoch:
+            self._listener.epoch = view.epoch
+        self.shard.enter(view.epoch)
+        with self._has_changed:
+            self._view = view
+            self._has_changed.notify_all()
+
+    def _wait_for_view(self, after: int | None) -> View:
+        with self._has_changed:
+            while not self._is_closing:
+                view = self._view
+                if view is not None and (after is None or view.version > after):
+                    return view
+                self._has_changed.wait()
+        raise StoppedError
+
+    def _tell(self, what: str, facts: dict[str, object]) -> None:
+        """Tell the coordinator of progress; it may be gone, and then this process ends too."""
+        shard = self.shard
+        meta = {"server": shard.server, "address": self.address, "what": what, **facts}
+        try:
+            with Stream(
+                self._coordinator, token=self._token, name=f"server-{shard.server}", epoch=None
+            ) as stream:
+                stream.ask(Message("progress", meta))
+        except UnavailableError:
+            pass  # the driver is gone, and this process will be
+
+    def _report(self, _: Caller, message: Message) -> Message:
+        report = self.shard.report(int(message.meta["source"]))
+        meta = {
+            "flushed": report.flushed,
+            "kept": report.kept,
+            "receivers": list(report.receivers),
+        }
+        return Message("report", meta, (report.marks_GW,))
+
+    def _settle(self, _: Caller, message: Message) -> Message:
+        self.shard.settle(int(message.meta["source"]), int(message.meta["number"]))
+        return Message("settled")
+
+    # Workers.
+
+    def _present(self, wants: Sequence[tuple[int, np.ndarray]]) -> None:
+        """Decode rows that are asked for and not here yet."""
+        missing = self.shard.missing(wants)
+        if missing:
+            assert self._recovery is not None
+            self._recovery.ensure(missing)
+
+    def _pull(self, _: Caller, message: Message) -> Message:
+        wants = parts.unpack_slots(message)
+        self._present(wants)
+        return Message("rows", {}, (parts.flatten(self.shard.pull(wants)),))
+
+    def _gradients(self, message: Message) -> list[Gradients]:
+        dims = [table.dim for table in self.shard.spec.tables]
+        return parts.unpack_gradients(message, dims)
+
+    def _stage(self, _: Caller, message: Message) -> Message:
+        worker, number = int(message.meta["worker"]), int(message.meta["number"])
+        self.shard.stage(worker, number, self._gradients(message))
+        return self._reply("staged", worker)
+
+    def _commit(self, _: Caller, message: Message) -> Message:
+        worker, number = int(message.meta["worker"]), int(message.meta["number"])
+        gradients = self.shard.staged(worker).get(number)
+        if gradients is not None:
+            self._change(worker, number, gradients)
+        elif number > self.shard.applied_W[worker]:
+            raise InvalidRequestError("this push was not staged here", worker=worker, number=number)
+        return self._reply("committed", worker)
+
+    def _push(self, _: Caller, message: Message) -> Message:
+        worker, number = int(message.meta["worker"]), int(message.meta["number"])
+        self._change(worker, number, self._gradients(message))
+        return self._reply("pushed", worker)
+
+    def _change(
+        self,
+        worker: int,
+        number: int,
+        gradients: Sequence[Gradients],
+        *,
+        is_resolved: bool = False,
+    ) -> None:
+        self._present([(part.table, part.slots_N) for part in gradients])
+        self.shard.push(worker, number, gradients, is_resolved=is_resolved)
+
+    def _reply(self, kind: str, worker: int) -> Message:
+        return Message(kind, {"durable": int(self.shard.durable_W()[worker])})
+
+    def _assign(self, _: Caller, message: Message) -> Message:
+        weights = self._gradients(message)
+        self._present([(part.table, part.slots_N) for part in weights])
+        self.shard.assign(weights)
+        return Message("assigned")
+
+    def _supply(self, _: Caller, message: Message) -> Message:
+        return Message("supplied", {"rows": self.shard.supply(self._gradients(message))})
+
+    def _read(self, _: Caller, message: Message) -> Message:
+        meta = message.meta
+        rows_NW = self.shard.read(
+            int(meta["table"]),
+            is_parity=bool(meta["is_parity"]),
+            start=int(meta["start"]),
+            stop=int(meta["stop"]),
+        )
+        return Message("records", {}, (rows_NW,))
+
+    def _past(self, _: Caller, message: Message) -> Message:
+        return Message("past", {"applied": int(self.shard.applied_W[int(message.meta["worker"])])})
+
+    def _bar(self, _: Caller, message: Message) -> Message:
+        staged, applied = self.shard.bar(int(message.meta["worker"]))
+        return Message("barred", {"staged": staged, "applied": applied})
+
+    def _resolve(self, _: Caller, message: Message) -> Message:
+        """Commit some of what a lost worker staged; drop the rest."""
+        worker = int(message.meta["worker"])
+        wanted = {int(number) for number in message.meta["commit"]}
+        for number, gradients in sorted(self.shard.staged(worker).items()):
+            if number in wanted:
+                self._change(worker, number, gradients, is_resolved=True)
+            else:
+                self.shard.drop(worker, number)
+        return Message("resolved")
+
+    # Parity.
+
+    def _flush_forever(self) -> None:
+        shard = self.shard
+        peers = Peers(f"server-{shard.server}", self._token)
+        try:
+            while not self._is_closing:
+                shard.wait_for_work(_IDLE_S)
+                if self._flush_every_s:
+                    time.sleep(self._flush_every_s)
+                flush = shard.begin_flush()
+                if flush is not None:
+                    self._deliver(peers, flush)
+                    shard.end_flush()
+        except StoppedError:
+            pass
+        finally:
+            peers.close()
+
+    def _deliver(self, peers: Peers, flush: Flush) -> None:
+        view = self._wait_for_view(None)
+        places = {receiver: view.addresses[receiver] for receiver in flush.receivers}
+        self._deliver_all(peers, places, lambda receiver: parts.pack_flush(flush, receiver))
+        if self.shard.spec.parity_max > 1:
+            meta = {"number": flush.number}
+            self._deliver_all(peers, places, lambda _: Message("apply", meta))
+
+    def _deliver_all(
+        self, peers: Peers, places: Mapping[int, str], make: Callable[[int], Message]
+    ) -> None:
+        """Give a message to every receiver that is still where it was."""
+        waiting = dict(places)
+        while waiting:
+            view = self._wait_for_view(None)
+            waiting = {r: place for r, place in waiting.items() if view.addresses[r] == place}
+            peers.enter(view)
+            answers, _ = peers.ask_all({receiver: make(receiver) for receiver in waiting})
+            waiting = {r: place for r, place in waiting.items() if r not in answers}
+            if waiting:
+                time.sleep(_RETRY_S)
+
+    def _source(self, caller: Caller) -> int:
+        name, _, index = caller.name.partition("-")
+        if name != "server" or caller.epoch is None:
+            raise InvalidRequestError("only servers send differences", caller=caller.name)
+        return int(index)
+
+    def _fold(self, caller: Caller, message: Message) -> Message:
+        assert caller.epoch is not None
+        flush = parts.unpack_flush(message, self.shard.server)
+        self.shard.fold(self._source(caller), flush, epoch=caller.epoch)
+        return Message("folded")
+
+    def _apply(self, caller: Caller, message: Message) -> Message:
+        assert caller.epoch is not None
+        number = int(message.meta["number"])
+        self.shard.apply_flush(self._source(caller), number, epoch=caller.epoch)
+        return Message("applied")
+
+    # Others' recovery.
+
+    def _freeze(self, caller: Caller, message: Message) -> Message:
+        assert caller.epoch is not None
+        granules = [int(granule) for granule in message.meta["granules"]]
+        marks_GW = self.shard.freeze(str(message.meta["ticket"]), granules, epoch=caller.epoch)
+        return Message("frozen", {}, (marks_GW,))
+
+    def _thaw(self, _: Caller, message: Message) -> Message:
+        self.shard.thaw(str(message.meta["ticket"]))
+        return Message("thawed")
+
+    def _fetch(self, _: Caller, message: Message) -> Message:
+        slots_N, parities_N = message.arrays
+        found = self.shard.fetch(
+            str(message.meta["ticket"]), int(message.meta["table"]), slots_N, parities_N
+        )
+        return Message("fetched", {}, found)
+
+    # Watching.
+
+    def _drain(self, _: Caller, message: Message) -> Message:
+        """Answer when no difference waits or is on its way."""
+        self.shard.wait_until_drained()
+        return Message("drained", {"durable": self.shard.durable_W().tolist()})
+
+    def _stats(self, _: Caller, message: Message) -> Message:
+        shard = self.shard
+        return Message("stats", {
+            "server": shard.server,
+            "counts": dict(shard.counts),
+            "waiting": shard.waiting(),
+            "rows_missing": shard.rows_missing,
+            "cpu_s": time.process_time(),
+            "applied": shard.applied_W.tolist(),
+        })  # fmt: skip
+
+
+def run(spec: Mapping[str, Any], ready: Callable[[str], None], stop: threading.Event) -> None:
+    """A server process: listens, says where, and works until told to stop."""
+    warm_kernels()
+    server = Server(
+        str(spec["token"]),
+        host=str(spec.get("host", "127.0.0.1")),
+        allow_remote=bool(spec.get("allow_remote", False)),
+    )
+    ready(server.address)
+    stop.wait()
+    server.close()

@@ -1,0 +1,526 @@
+"""One server's rows and parities, and what is known of them: no network, no threads of its own.
+
+    push -> rows change, the record as parity knows it is kept -> flush: before XOR now -> parity
+    freeze -> differences of some ranges wait; fetch -> rows as parity knows them -> decode
+
+Numbers. A worker numbers its pushes; ``applied_W`` is the last one of each worker that changed rows
+here. A flush carries these numbers as marks: parity then knows, range by range, which pushes its
+rows contain. A replacement reads those marks and applies a push that is sent again only to the rows
+that lack it.
+
+Invariants:
+- For every stripe of a range that is ready: parity = code(rows as parity knows them), once the
+  flush under way has arrived.
+- A push changes all its rows, or none; each (worker, number) changes a row at most once.
+- A flush is folded at most once, and by all parities of a stripe or by none; of one sent under an
+  older epoch nothing is folded.
+- Differences of frozen ranges wait; nobody who pulls or pushes waits for them.
+
+Not here: messages and peers (server.py), decoding (recovery.py), who is alive (coordinator.py).
+
+# N rows of a request, K differences, P parities of a stripe, G ranges, S servers, W workers
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.cluster.spec import ClusterSpec
+from holdfast.cluster.tableshard import Differences, TableShard
+from holdfast.errors import ConflictError, InvalidRequestError
+
+_TICK_S = 0.05
+WORKERS_MAX = 256  # that a cluster sees in its life, replaced ones included
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """What a push brings for one table: gradients of rows, by their slots here."""
+
+    table: int
+    slots_N: np.ndarray
+    grads_ND: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Differences on their way to every server that holds parities of them."""
+
+    number: int
+    marks_W: np.ndarray
+    frozen: tuple[int, ...]
+    receivers: tuple[int, ...]
+    parts: Mapping[int, tuple[Differences, ...]]
+    """By receiver; one that arrived holds its own."""
+
+    @property
+    def rows(self) -> int:
+        """Differences in it, one for each parity row."""
+        return sum(len(part.slots_K) for parts in self.parts.values() for part in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a server with parities knows of another.
+
+    Its last flush that was folded, one that is kept (and who else was to get it), and by range the
+    last push of each worker that was in what was folded.
+    """
+
+    flushed: int
+    kept: int | None
+    receivers: tuple[int, ...]
+    marks_GW: np.ndarray
+
+
+def choose_settlement(reports: Mapping[int, Report]) -> int:
+    """Which flush of a lost server counts as its last, from what every living server reports.
+
+    One that anybody folded had been given to all. One that is only kept counts if everyone alive
+    who was to get it has it; else nobody can have folded it, and it is forgotten.
+
+    >>> marks = np.empty((0, 0))
+    >>> choose_settlement({1: Report(4, 5, (1, 2), marks), 2: Report(4, None, (), marks)})
+    4
+    >>> choose_settlement({1: Report(4, 5, (1, 3), marks), 2: Report(4, None, (), marks)})
+    5
+    """
+    last = max((report.flushed for report in reports.values()), default=0)
+    kept = {server: report for server, report in reports.items() if report.kept is not None}
+    newest = max((report.kept or 0 for report in kept.values()), default=0)
+    if newest <= last:
+        return last
+    holders = {server for server, report in kept.items() if report.kept == newest}
+    expected = {receiver for server in holders for receiver in kept[server].receivers}
+    return newest if expected & set(reports) <= holders else last
+
+
+class Shard:
+    """Everything one server holds; safe to call from many threads."""
+
+    def __init__(self, spec: ClusterSpec, server: int, *, epoch: int) -> None:
+        """A shard with nothing in it: ``begin`` gives it first values, ``adopt`` lost ones."""
+        self.spec = spec
+        self.server = server
+        self.tables = [
+            TableShard(at, table, server, locks=spec.locks, room=spec.waiting_rows)
+            for at, table in enumerate(spec.tables)
+        ]
+        self._epoch = epoch
+        self._changed = threading.Condition()
+        self._applied_W = np.full(WORKERS_MAX, -1, np.int64)
+        self._staged: dict[tuple[int, int], Sequence[Gradients]] = {}
+        self._barred: set[int] = set()
+        # As a holder of rows: what left, and what is known to have arrived.
+        self._flush: Flush | None = None
+        self._next_flush = 1
+        self._known_GW = np.full((spec.locks, WORKERS_MAX), -1, np.int64)
+        self._frozen: dict[str, frozenset[int]] = {}
+        # As a holder of parities: what came from whom.
+        self._is_ready_G = np.zeros(spec.locks, bool)
+        self._marks_SGW = np.full((spec.servers, spec.locks, WORKERS_MAX), -1, np.int64)
+        self._flushed_S = np.zeros(spec.servers, np.int64)
+        self._kept: dict[int, Flush] = {}
+        # What parity said when this server took a lost one's place.
+        self._past_SGW: np.ndarray | None = None
+        self._past_W = np.full(WORKERS_MAX, -1, np.int64)
+        self.counts = Counter[str]()
+
+    def begin(self) -> None:
+        """First values for all rows and parities."""
+        for table in self.tables:
+            table.fill()
+        self._is_ready_G[:] = True
+
+    def adopt(self, reports: Mapping[int, Report]) -> None:
+        """Take the place of a server that is lost, given what every other one knows of it."""
+        past_SGW = np.full_like(self._marks_SGW, -1)
+        for server, report in reports.items():
+            past_SGW[server] = report.marks_GW
+        with self._changed:
+            self._past_SGW = past_SGW
+            self._past_W = past_SGW.max(axis=(0, 1))
+            known_SGW = past_SGW[sorted(reports)]
+            if len(known_SGW):
+                self._known_GW = known_SGW.min(axis=0)
+                self._applied_W = self._known_GW.min(axis=0)
+            newest = (max(r.flushed, r.kept or 0) for r in reports.values())
+            self._next_flush = 1 + max(newest, default=0)
+
+    # The epoch: which members a shard believes in.
+
+    def enter(self, epoch: int) -> None:
+        """From now on nothing of an older epoch is folded, and nothing is frozen any more."""
+        with self._changed:
+            self._epoch = max(self._epoch, epoch)
+            self._frozen.clear()
+            self._changed.notify_all()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch this shard is in."""
+        return self._epoch
+
+    def _check_epoch(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            raise ConflictError(
+                "the cluster has changed", epoch=epoch, now=self._epoch, todo="ask for the view"
+            )
+
+    # What workers do.
+
+    def missing(self, wants: Iterable[tuple[int, np.ndarray]]) -> list[tuple[int, np.ndarray]]:
+        """Of rows asked for, by table, those that must be decoded first."""
+        found = [(table, self._table(table).missing(slots_N)) for table, slots_N in wants]
+        return [(table, slots_N) for table, slots_N in found if len(slots_N)]
+
+    def _table(self, index: int) -> TableShard:
+        if not 0 <= index < len(self.tables):
+            raise InvalidRequestError("no such table", table=index, tables=len(self.tables))
+        return self.tables[index]
+
+    def pull(self, wants: Sequence[tuple[int, np.ndarray]]) -> list[np.ndarray]:
+        """The weights of rows that are here, table by table."""
+        with self._changed:
+            self.counts["rows_pulled"] += sum(len(slots_N) for _, slots_N in wants)
+            return [self._table(table).pull(slots_N) for table, slots_N in wants]
+
+    def stage(self, worker: int, number: int, parts: Sequence[Gradients]) -> None:
+        """Keep a push until it is committed or dropped."""
+        self._check_push(worker, parts)
+        with self._changed:
+            self._check_heard(worker)
+            if number > self._applied_W[worker]:
+                self._staged[worker, number] = parts
+
+    def _check_heard(self, worker: int) -> None:
+        if worker in self._barred:
+            raise ConflictError("this worker was taken for lost", worker=worker)
+
+    def bar(self, worker: int) -> tuple[list[int], int]:
+        """Hear nothing more of a worker that is lost: what it staged, and its last applied push."""
+        with self._changed:
+            self._barred.add(worker)
+            staged = sorted(n for w, n in self._staged if w == worker)
+            return staged, int(self._applied_W[worker])
+
+    def staged(self, worker: int) -> dict[int, Sequence[Gradients]]:
+        """What a worker staged and did not commit."""
+        with self._changed:
+            return {n: parts for (w, n), parts in self._staged.items() if w == worker}
+
+    def drop(self, worker: int, number: int) -> bool:
+        """Forget a staged push; whether there was one."""
+        with self._changed:
+            return self._staged.pop((worker, number), None) is not None
+
+    def _check_push(self, worker: int, parts: Sequence[Gradients]) -> None:
+        if not 0 <= worker < WORKERS_MAX:
+            raise InvalidRequestError("no such worker", worker=worker, most=WORKERS_MAX - 1)
+        for part in parts:
+            table = self._table(part.table)
+            table.check_slots(part.slots_N)
+            if part.grads_ND.shape != (len(part.slots_N), table.spec.dim):
+                raise InvalidRequestError(
+                    "gradients do not fit their rows",
+                    table=table.spec.name,
+                    shape=part.grads_ND.shape,
+                    rows=len(part.slots_N),
+                    dim=table.spec.dim,
+                )
+
+    def push(
+        self, worker: int, number: int, parts: Sequence[Gradients], *, is_resolved: bool = False
+    ) -> bool:
+        """Apply a push to rows that are here; False if it was applied before.
+
+        Waits while too many differences wait for parity. ``is_resolved``: its worker is lost, and
+        it was decided that it counts.
+        """
+        self._check_push(worker, parts)
+        with self._changed:
+            if not is_resolved:
+                self._check_heard(worker)
+            self._staged.pop((worker, number), None)
+            while number > self._applied_W[worker]:
+                wanted = [self._wanted(worker, number, part) for part in parts]
+                if not self._has_room(wanted):
+                    self._changed.wait()
+                    continue
+                for part in wanted:
+                    self.tables[part.table].update(part.slots_N, part.grads_ND)
+                self._applied_W[worker] = number
+                self.counts["rows_updated"] += sum(len(part.slots_N) for part in wanted)
+                self._changed.notify_all()
+                return True
+            return False
+
+    def assign(self, parts: Sequence[Gradients]) -> None:
+        """Set weights instead of training them: before training, or where it does not matter when.
+
+        The parts hold weights in the place of gradients.
+        """
+        self._check_push(0, parts)
+        with self._changed:
+            while not self._has_room(parts):
+                self._changed.wait()
+            for part in parts:
+                self.tables[part.table].assign(part.slots_N, part.grads_ND)
+            self._changed.notify_all()
+
+    def read(self, table: int, *, is_parity: bool, start: int, stop: int) -> np.ndarray:
+        """Whole records, or parities, from slot to slot."""
+        found = self._table(table)
+        with self._changed:
+            rows_MW = found.parities_QW if is_parity else found.records_MW
+            return rows_MW[max(0, start) : stop].copy()
+
+    def _wanted(self, worker: int, number: int, part: Gradients) -> Gradients:
+        """What of a push rows lack: of one sent again, parity may have some."""
+        if number > self._past_W[worker]:
+            return part
+        assert self._past_SGW is not None
+        table = self.tables[part.table]
+        placement = table.spec.placement
+        stripes_N = placement.stripes_of(table.ids_M[part.slots_N])
+        servers_NP = placement.parity_servers_of(stripes_N)
+        granules_N = table.granules(part.slots_N)
+        marks_N = self._past_SGW[servers_NP, granules_N[:, None], worker].max(axis=1, initial=-1)
+        is_wanted_N = marks_N < number
+        self.counts["rows_sent_again"] += int(is_wanted_N.sum())
+        self.counts["rows_kept_by_parity"] += int((~is_wanted_N).sum())
+        return Gradients(part.table, part.slots_N[is_wanted_N], part.grads_ND[is_wanted_N])
+
+    def _has_room(self, parts: Sequence[Gradients]) -> bool:
+        """Whether the differences of all rows of a push can wait.
+
+        While ranges are frozen there is always room: the queue grows up to one record a row.
+        """
+        for part in parts:
+            table = self.tables[part.table]
+            if table.code is None or table.room() >= len(part.slots_N):
+                continue
+            if not self._frozen and table.waiting > 0:
+                return False
+            table.grow(len(part.slots_N))
+        return True
+
+    def durable_W(self) -> np.ndarray:
+        """For each worker the last push whose differences have all arrived at parity."""
+        with self._changed:
+            if all(table.code is None for table in self.tables):
+                return self._applied_W.copy()
+            marks_W: np.ndarray = self._known_GW.min(axis=0)
+            return marks_W
+
+    @property
+    def applied_W(self) -> np.ndarray:
+        """For each worker the last push that changed rows here."""
+        with self._changed:
+            return self._applied_W.copy()
+
+    # Differences out.
+
+    def waiting(self) -> int:
+        """How many rows' differences wait."""
+        return sum(table.waiting for table in self.tables)
+
+    def wait_for_work(self, timeout_s: float) -> None:
+        """Return when something may be flushed, or after a while."""
+        with self._changed:
+            if self._frozen or not self._has_news():
+                self._changed.wait(timeout_s)
+
+    def _has_news(self) -> bool:
+        return self.waiting() > 0 or bool((self._applied_W > self._known_GW.min(axis=0)).any())
+
+    def wait_until_drained(self) -> None:
+        """Return when no difference waits or is on its way."""
+        with self._changed:
+            while self._flush is not None or self.waiting():
+                self._changed.wait(_TICK_S)
+
+    def begin_flush(self) -> Flush | None:
+        """Differences that may leave; None if none wait. One flush at a time."""
+        with self._changed:
+            assert self._flush is None
+            if not self._has_news():
+                return None
+            frozen = frozenset[int]().union(*self._frozen.values())
+            parts: dict[int, list[Differences]] = {}
+            for table in self.tables:
+                for server, part in table.take(frozen).items():
+                    parts.setdefault(server, []).append(part)
+            self._flush = Flush(
+                self._next_flush,
+                self._applied_W.copy(),
+                tuple(sorted(frozen)),
+                tuple(sorted(parts)),
+                {server: tuple(found) for server, found in parts.items()},
+            )
+            self._next_flush += 1
+            return self._flush
+
+    def end_flush(self) -> None:
+        """The flush under way has arrived everywhere, or its receiver is lost."""
+        with self._changed:
+            flush = self._flush
+            assert flush is not None
+            is_open_G = np.ones(self.spec.locks, bool)
+            is_open_G[list(flush.frozen)] = False
+            self._known_GW[is_open_G] = np.maximum(self._known_GW[is_open_G], flush.marks_W)
+            self._flush = None
+            self.counts["flushes"] += 1
+            self.counts["differences"] += flush.rows
+            self._changed.notify_all()
+
+    # Differences in.
+
+    def fold(self, source: int, flush: Flush, *, epoch: int) -> None:
+        """Fold a server's flush into the parities here, once; with several parities a stripe it is
+        kept until ``apply_flush``, so that all of them have it or none.
+
+        Raises:
+            ConflictError: the sender, or this server, does not know who else is alive.
+        """
+        with self._changed:
+            self._check_epoch(epoch)
+            if not 0 <= source < self.spec.servers:
+                raise InvalidRequestError("no such server", server=source)
+            if flush.number <= self._flushed_S[source]:
+                return
+            self._kept[source] = flush
+            if self.spec.parity_max <= 1:
+                self._apply(source)
+
+    def apply_flush(self, source: int, number: int, *, epoch: int) -> None:
+        """All parities have been given this flush: fold it."""
+        with self._changed:
+            self._check_epoch(epoch)
+            kept = self._kept.get(source)
+            if kept is not None and kept.number == number:
+                self._apply(source)
+
+    def settle(self, source: int, number: int) -> None:
+        """Of a lost server's last flush: fold it if it has this number, else forget it."""
+        with self._changed:
+            kept = self._kept.pop(source, None)
+            if kept is not None and kept.number == number:
+                self._kept[source] = kept
+                self._apply(source)
+
+    def _apply(self, source: int) -> None:
+        flush = self._kept.pop(source)
+        for part in flush.parts[self.server]:
+            self.counts["rows_folded"] += self._table(part.table).fold(part, self._is_ready_G)
+        is_open_G = self._is_ready_G.copy()
+        is_open_G[list(flush.frozen)] = False
+        marks_GW = self._marks_SGW[source]
+        marks_GW[is_open_G] = np.maximum(marks_GW[is_open_G], flush.marks_W)
+        self._flushed_S[source] = flush.number
+
+    def report(self, source: int) -> Report:
+        """What is known here of a server's flushes."""
+        with self._changed:
+            kept = self._kept.get(source)
+            return Report(
+                flushed=int(self._flushed_S[source]),
+                kept=None if kept is None else kept.number,
+                receivers=() if kept is None else kept.receivers,
+                marks_GW=self._marks_SGW[source].copy(),
+            )
+
+    # Recovery: others', and this server's own.
+
+    def freeze(self, ticket: str, granules: Collection[int], *, epoch: int) -> np.ndarray:
+        """Let differences of ranges wait from now on; returns when none is on its way.
+
+        Returns the marks of what has left of each range, in the order given.
+        """
+        with self._changed:
+            self._check_epoch(epoch)
+            self._frozen[ticket] = frozenset(granules)
+            while self._flush is not None:
+                self._changed.wait()
+                self._check_epoch(epoch)
+            marks_GW: np.ndarray = self._known_GW[list(granules)]
+            return marks_GW
+
+    def thaw(self, ticket: str) -> None:
+        """Let differences of ranges leave again."""
+        with self._changed:
+            self._frozen.pop(ticket, None)
+            self._changed.notify_all()
+
+    def fetch(
+        self, ticket: str, table: int, slots_N: np.ndarray, parities_N: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Rows as parity knows them, and parities, of ranges that are frozen.
+
+        Raises:
+            ConflictError: they are not frozen any more.
+        """
+        with self._changed:
+            self._check_frozen(ticket)
+            found = self._table(table)
+            if len(found.missing(slots_N)):
+                raise ConflictError("rows are missing here", table=found.spec.name)
+            return found.as_parity_knows(slots_N), found.parities(parities_N)
+
+    def supply(self, parts: Sequence[Gradients]) -> int:
+        """Weights of rows that workers hold, for those that are lost here; how many were."""
+        self._check_push(0, parts)
+        rows = 0
+        with self._changed:
+            for part in parts:
+                table = self.tables[part.table]
+                values_NW = np.zeros((len(part.slots_N), table.spec.width), np.float32)
+                values_NW[:, : table.spec.dim] = part.grads_ND
+                rows += table.install(part.slots_N, values_NW)
+        return rows
+
+    def _check_frozen(self, ticket: str) -> None:
+        if ticket not in self._frozen:
+            raise ConflictError("the ranges are not frozen any more", ticket=ticket)
+
+    def install(self, table: int, slots_N: np.ndarray, records_NW: np.ndarray) -> int:
+        """Put decoded rows in place; how many were new."""
+        with self._changed:
+            return self.tables[table].install(slots_N, records_NW)
+
+    def install_parities(
+        self,
+        ticket: str,
+        granules: Sequence[int],
+        built: Iterable[tuple[int, np.ndarray, np.ndarray]],
+        marks: Mapping[int, np.ndarray],
+    ) -> None:
+        """Put parities of frozen ranges in place: from now on differences are folded into them.
+
+        ``marks`` are what each server had sent of these ranges.
+
+        Raises:
+            ConflictError: they are not frozen any more: differences may have passed by.
+        """
+        with self._changed:
+            self._check_frozen(ticket)
+            for table, slots_N, parities_NW in built:
+                self.tables[table].parities_QW[slots_N] = parities_NW
+            for server, marks_GW in marks.items():
+                self._marks_SGW[server, list(granules)] = marks_GW
+            self._is_ready_G[list(granules)] = True
+
+    @property
+    def ready_G(self) -> np.ndarray:
+        """Of which ranges the parities are here."""
+        return self._is_ready_G.copy()
+
+    @property
+    def rows_missing(self) -> int:
+        """Data rows that are not decoded yet."""
+        return sum(table.rows_missing for table in self.tables if not table.spec.is_held)

@@ -1,0 +1,232 @@
+"""What a cluster is to hold: its tables, where their rows lie, how they are coded. Plain values.
+
+    ClusterSpec -> JSON -> every server and worker: all compute the same places from it
+
+Invariants:
+- ``from_json(to_json(spec)) == spec``; what arrives is checked like what a user writes.
+- Every table is placed over the same servers; networks are a table too, coded with one data row a
+  stripe, which is replication.
+
+Not here: where servers run (engine.py, view.py), rows themselves (shard.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from holdfast.errors import InvalidRequestError
+from holdfast.kernels import optimizers
+from holdfast.placement import Placement
+
+OPTIMIZERS = {
+    "sgd": optimizers.SGD,
+    "momentum": optimizers.MOMENTUM,
+    "adagrad": optimizers.ADAGRAD,
+    "rowwise-adagrad": optimizers.ROWWISE_ADAGRAD,
+    "adam": optimizers.ADAM,
+}
+CODES = ("none", "xor", "rs", "sum")
+LOCKS_MAX = 4096
+_TABLE_ROWS_MAX = 1 << 40
+_WIDTH_MAX = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """How servers apply gradients to rows."""
+
+    name: str = "adagrad"
+    lr: float = 0.01
+    momentum: float = 0.9
+    """Of ``momentum``; Adam's beta1."""
+    beta2: float = 0.999
+    eps: float = 1e-10
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.name not in OPTIMIZERS:
+            raise InvalidRequestError(
+                "unknown optimizer", optimizer=self.name, known=list(OPTIMIZERS)
+            )
+        for name in ("lr", "momentum", "beta2", "eps", "weight_decay"):
+            value = getattr(self, name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0 <= value < float("inf"):
+                raise InvalidRequestError(
+                    f"an optimizer's {name} is a number from 0 on", **{name: value}
+                )
+
+    @property
+    def kind(self) -> int:
+        """The kernels' number of it."""
+        return OPTIMIZERS[self.name]
+
+    @property
+    def hyper_H(self) -> np.ndarray:
+        """Its numbers as the kernels take them."""
+        return np.array(
+            [self.lr, self.momentum, self.beta2, self.eps, self.weight_decay], np.float32
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """One table: its rows, and how they are placed, coded, started and trained."""
+
+    name: str
+    rows: int
+    dim: int
+    placement: Placement
+    code: str = "xor"
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    seed: int = 0
+    bound: float = 0.0
+    """First weights are uniform in [-bound, bound)."""
+    is_held: bool = False
+    """Workers hold all its weights, and supply them to a server that lost them; state is lost."""
+
+    def __post_init__(self) -> None:
+        for name, most in (("rows", _TABLE_ROWS_MAX), ("dim", _WIDTH_MAX)):
+            value = getattr(self, name)
+            is_whole = isinstance(value, int) and not isinstance(value, bool)
+            if not is_whole or not 1 <= value <= most:
+                raise InvalidRequestError(
+                    f"a table's {name} are a whole number from 1 on",
+                    table=self.name,
+                    **{name: value},
+                )
+        if self.code not in CODES:
+            raise InvalidRequestError("unknown code", code=self.code, known=list(CODES))
+        if (self.code == "none") != (self.placement.parity == 0):
+            raise InvalidRequestError(
+                "a code needs parity rows, and parity rows a code",
+                code=self.code,
+                parity=self.placement.parity,
+                todo="use parity=0 with code 'none', or at least one parity row",
+            )
+
+    @property
+    def width(self) -> int:
+        """Floats of a row's record: weights and optimizer state."""
+        return self.dim + optimizers.state_floats(self.optimizer.kind, self.dim)
+
+    @property
+    def stripes(self) -> int:
+        """How many stripes its rows form."""
+        return self.placement.stripes(self.rows)
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """The tables of a cluster, and how finely recovery locks them."""
+
+    tables: tuple[TableSpec, ...]
+    locks: int = 10
+    """Ranges that recovery freezes one after the other."""
+    waiting_rows: int = 1 << 15
+    """Differences of so many rows of a table may wait at a server before updates do."""
+
+    def __post_init__(self) -> None:
+        if not self.tables:
+            raise InvalidRequestError("a cluster needs at least one table")
+        names = [table.name for table in self.tables]
+        if len(set(names)) != len(names):
+            raise InvalidRequestError("two tables have the same name", tables=names)
+        if len({table.placement.servers for table in self.tables}) != 1:
+            raise InvalidRequestError("all tables lie on the same servers")
+        if not 1 <= self.locks <= LOCKS_MAX:
+            raise InvalidRequestError(
+                "the number of locks is a whole number", locks=self.locks, most=LOCKS_MAX
+            )
+        if self.waiting_rows < 1:
+            raise InvalidRequestError("at least one row must be able to wait",
+                                      waiting_rows=self.waiting_rows)  # fmt: skip
+
+    @property
+    def servers(self) -> int:
+        """How many servers hold the tables."""
+        return self.tables[0].placement.servers
+
+    @cached_property
+    def parity(self) -> int:
+        """How many servers may be lost at once without losing a row."""
+        needed = [table.placement.parity for table in self.tables if not table.is_held]
+        return min(needed, default=self.servers)
+
+    @cached_property
+    def parity_max(self) -> int:
+        """Parity rows of a stripe, where it has the most."""
+        return max(table.placement.parity for table in self.tables)
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Where in ``tables`` a name is."""
+        return {table.name: at for at, table in enumerate(self.tables)}
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for a message."""
+        return {
+            "locks": self.locks,
+            "waiting_rows": self.waiting_rows,
+            "tables": [
+                {
+                    "name": t.name,
+                    "rows": t.rows,
+                    "dim": t.dim,
+                    "placement": {
+                        "servers": t.placement.servers,
+                        "data": t.placement.data,
+                        "parity": t.placement.parity,
+                        "groups": t.placement.groups,
+                    },
+                    "code": t.code,
+                    "optimizer": {name: getattr(t.optimizer, name) for name in Optimizer.__slots__},
+                    "seed": t.seed,
+                    "bound": t.bound,
+                    "is_held": t.is_held,
+                }
+                for t in self.tables
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> ClusterSpec:
+        """What ``to_json`` wrote.
+
+        Raises:
+            InvalidRequestError: it is not a cluster's description.
+        """
+        try:
+            tables = tuple(
+                TableSpec(**{**table, "placement": Placement(**table["placement"]),
+                             "optimizer": Optimizer(**table["optimizer"])})
+                for table in value["tables"]
+            )  # fmt: skip
+            return cls(tables, locks=value["locks"], waiting_rows=value["waiting_rows"])
+        except (KeyError, TypeError) as error:
+            raise InvalidRequestError("not a cluster's description") from error
+
+
+def granules_of(stripes_N: np.ndarray, *, stripes: int, locks: int) -> np.ndarray:
+    """The range, of those that recovery locks one by one, in which each stripe lies.
+
+    >>> granules_of(np.arange(5), stripes=5, locks=2)
+    array([0, 0, 0, 1, 1])
+    """
+    granules_N: np.ndarray = stripes_N * locks // stripes
+    return granules_N
+
+
+def granule_stripes(granule: int, *, stripes: int, locks: int) -> range:
+    """The stripes of one range.
+
+    >>> granule_stripes(1, stripes=5, locks=2)
+    range(3, 5)
+    """
+    first = -(-granule * stripes // locks)
+    return range(first, -(-(granule + 1) * stripes // locks))

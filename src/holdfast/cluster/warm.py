@@ -1,0 +1,51 @@
+"""Compile or load every kernel a server uses, before it says that it is ready.
+
+A kernel that is compiled in the middle of training would look like a hang: to workers, and to the
+pulse, since compiling holds the interpreter.
+
+# N rows of a request
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from holdfast.cluster import decode
+from holdfast.cluster.shard import Gradients, Shard
+from holdfast.cluster.spec import ClusterSpec, Optimizer, TableSpec
+from holdfast.cluster.tableshard import fold_rows
+from holdfast.placement import Placement
+
+
+def warm_kernels() -> None:
+    """Do once, on a few rows, everything that is done to rows."""
+    coded = Placement(3, data=2, parity=1)
+    tables = (
+        TableSpec("coded", 12, 4, coded, "xor", Optimizer("adagrad"), bound=0.1),
+        TableSpec("alone", 12, 4, Placement(3), "none", Optimizer("adagrad"), bound=0.1),
+    )
+    shards = [Shard(ClusterSpec(tables, locks=2), server, epoch=1) for server in range(3)]
+    for shard in shards:
+        shard.begin()
+    first, *others = shards
+    slots_N = np.arange(4)
+    grads_ND = np.ones((4, 4), np.float32)
+    grads_ND.flags.writeable = False  # as what comes in a message
+    first.assign([Gradients(0, slots_N, grads_ND)])
+    first.push(0, 0, [Gradients(0, slots_N, grads_ND), Gradients(1, slots_N, grads_ND)])
+    first.pull([(0, slots_N)])
+    flush = first.begin_flush()
+    assert flush is not None
+    for shard in others:
+        if shard.server in flush.receivers:
+            shard.fold(0, flush, epoch=1)
+    first.end_flush()
+    first.freeze("warm", [0, 1], epoch=1)
+    first.fetch("warm", 0, slots_N, np.arange(2))
+    table = first.tables[0]
+    assert table.code is not None
+    sources = decode.plan_rows(table, slots_N, lacks_rows=[0], lacks_parities=[0])
+    out_NW = np.zeros((4, table.spec.width), np.float32)
+    records_FW = np.zeros((len(sources.rows_F), table.spec.width), np.float32)
+    records_FW.flags.writeable = False
+    fold_rows(table.code, out_NW, sources.rows_F, records_FW, sources.coefficients_F)

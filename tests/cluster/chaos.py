@@ -1,0 +1,101 @@
+"""Crashes at chosen messages: before or after a server acts on one, never more than r at once."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.cluster.coordinator import Coordinator
+from holdfast.cluster.engine import Process
+from holdfast.cluster.message import Message
+from holdfast.cluster.wire import Caller
+from holdfast.errors import UnavailableError
+from tests.cluster.threads import ThreadEngine
+
+KINDS = ("pull", "push", "stage", "commit", "fold", "apply", "freeze", "fetch", "thaw", "view",
+         "adopt", "recover", "report", "settle", "drain")  # fmt: skip
+
+
+@dataclass
+class Chaos:
+    """Crashes a server at about every n-th message of some kinds."""
+
+    seed: int
+    parity: int
+    kills: int
+    rng: random.Random = field(init=False)
+    killed: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+        self.engine = ChaosEngine(self)
+        self.coordinator: Coordinator | None = None
+        self.is_on = False
+        self._lock = threading.Lock()
+        self._kind, self._left, self._is_before = self._next()
+
+    def _next(self) -> tuple[str, int, bool]:
+        kind = self.rng.choice(KINDS)
+        most = 40 if kind in ("pull", "push", "stage", "commit", "fold", "apply") else 6
+        return kind, self.rng.randrange(most), self.rng.random() < 0.5
+
+    def choose(self, process: Process, kind: str) -> str | None:
+        """Whether a server is to crash at this message: before or after it acts."""
+        with self._lock:
+            if not self.is_on or self.kills == 0:
+                return None
+            if kind != self._kind and self.rng.random() < 0.99:
+                return None  # now and then whatever comes, so that no plan waits for ever
+            self._left -= 1
+            if self._left > 0 or not self._may_lose(process):
+                return None
+            when = "before" if self._is_before else "after"
+            self.kills -= 1
+            self.killed.append(f"{process.name} {when} {kind}")
+            self._kind, self._left, self._is_before = self._next()
+            return when
+
+    def _may_lose(self, process: Process) -> bool:
+        coordinator = self.coordinator
+        assert coordinator is not None
+        members = coordinator._members
+        lacking = set(coordinator.view.lacking) | set(coordinator._lost)
+        lacking |= {s for s, member in members.items() if member.name not in self.engine.servers}
+        index = next((s for s, member in members.items() if member == process), None)
+        if index is None:
+            return True  # a spare: nothing is lost with it
+        return len(lacking | {index}) <= self.parity
+
+
+class ChaosEngine(ThreadEngine):
+    """A ThreadEngine whose servers ask before each message whether they crash."""
+
+    def __init__(self, chaos: Chaos) -> None:
+        super().__init__()
+        self._chaos = chaos
+
+    def start(self, role: str, name: str, spec: Mapping[str, Any]) -> Process:
+        process = super().start(role, name, spec)
+        handlers = self.servers[name]._handlers
+        for kind, handler in list(handlers.items()):
+            handlers[kind] = self._wrapped(process, kind, handler)
+        return process
+
+    def _wrapped(
+        self, process: Process, kind: str, handler: Callable[[Caller, Message], Message]
+    ) -> Callable[[Caller, Message], Message]:
+        def wrapped(caller: Caller, message: Message) -> Message:
+            when = self._chaos.choose(process, kind)
+            if when == "before":
+                self.crash(process)
+                raise UnavailableError("crashed")
+            answer = handler(caller, message)
+            if when == "after":
+                self.crash(process)
+                raise UnavailableError("crashed")
+            return answer
+
+        return wrapped
