@@ -61,16 +61,21 @@ class Client:
         token: str,
         get_view: Callable[[int | None], View],
         two_phase: bool = True,
+        wait_turn: Callable[[], None] | None = None,
         patience_s: float = 60.0,
     ) -> None:
-        """``get_view`` gives the view, or waits for one after a version; ``patience_s`` is how long
-        a server may be gone before that is an error."""
+        """``get_view`` gives the view, or waits for one after a version; ``wait_turn`` is called
+        between staging and committing, where workers train in rounds; ``patience_s`` is how long a
+        server may be gone before that is an error."""
+        if wait_turn is not None and not two_phase:
+            raise InvalidRequestError("rounds need two-phase commit: staging is their barrier")
         self.spec = spec
         self.worker = worker
         self.two_phase = two_phase
         self.pushes_lost = 0
         self.bytes_sent = 0
         self._get_view = get_view
+        self._wait_turn = wait_turn
         self._patience_s = patience_s
         self._peers = Peers(f"worker-{worker}", token)
         self._peers.enter(get_view(None))
@@ -125,13 +130,15 @@ class Client:
         self._exchange(
             {s: parts.pack_gradients("stage", meta, found) for s, found in by_server.items()}
         )
+        if self._wait_turn is not None:
+            self._wait_turn()
         kept.is_decided = True  # from here on it happens, whoever is lost
         for server, answer in self._exchange(
             {server: Message("commit", meta) for server in servers}
         ).items():
             self._forget(server, int(answer.meta["durable"]))
-        if len(self._kept) > _KEPT_MAX:
-            self.settle()
+        if len(self._kept) > _KEPT_MAX or self._wait_turn is not None:
+            self.settle()  # in rounds parity is part of the barrier
 
     def hold(self, table: str, weights_ND: np.ndarray) -> None:
         """These are all weights of a table that workers hold: a server that loses them is given

@@ -138,20 +138,26 @@ class Cluster:
         batches: range,
         workers: int,
         ahead_max: int | None = None,
+        is_synchronous: bool = False,
         on_tick: Callable[[Leases], None] | None = None,
     ) -> Outcome:
         """Run a training function in worker processes until every batch is trained.
 
-        ``entry`` is ``"module:function"``; it is called with a Session and ``args``. ``on_tick`` is
-        called about fifty times a second.
+        ``entry`` is ``"module:function"``; it is called with a Session and ``args``. Workers run
+        freely, at most ``ahead_max`` batches ahead of the slowest, or synchronously in rounds of
+        one batch each. ``on_tick`` is called about fifty times a second.
 
         Raises:
             HoldfastError: rows are lost for good, or workers keep failing.
         """
         if workers < 1:
             raise InvalidRequestError("at least one worker must train", workers=workers)
-        leases = self._coordinator.leases = Leases(batches, ahead_max=ahead_max)
-        order = {"entry": entry, "args": dict(args or {})}
+        if is_synchronous and not self.settings.two_phase:
+            raise InvalidRequestError("synchronous training needs two-phase commit")
+        leases = self._coordinator.leases = Leases(
+            batches, ahead_max=ahead_max, round_batches=workers if is_synchronous else None
+        )
+        order = {"entry": entry, "args": dict(args or {}), "is_synchronous": is_synchronous}
         started = time.monotonic()
         self._lost_workers.clear()
         self._start_workers(order, workers)

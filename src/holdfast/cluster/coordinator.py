@@ -472,6 +472,8 @@ class Coordinator:
             case "progress":
                 self._queue.put(lambda: self._progressed(meta))
                 return Message("heard")
+            case "turn":
+                return self._answer_turn(int(meta["worker"]))
             case "lease":
                 return self._answer_lease(int(meta["worker"]), meta.get("done"))
         raise InvalidRequestError("unknown kind of message", kind=message.kind)
@@ -485,6 +487,21 @@ class Coordinator:
                     break
             self.check()
             return Message("view", {"view": self.view.to_json()})
+
+    def _answer_turn(self, worker: int) -> Message:
+        """A worker has staged: may it commit? Waits a while for its turn."""
+        ends_at = time.monotonic() + _POLL_S
+        with self._changed:
+            leases = self.leases
+            if leases is None or leases.open_number(worker) is None:
+                raise InvalidRequestError("this worker has no batch", worker=worker)
+            leases.stage(worker)
+            self._changed.notify_all()
+            while not leases.may_commit(worker):
+                self.check()
+                if not self._changed.wait(max(0.0, ends_at - time.monotonic())):
+                    return Message("wait")
+        return Message("turn")
 
     def _answer_lease(self, worker: int, done: int | None) -> Message:
         with self._changed:

@@ -4,10 +4,15 @@ A worker is given one batch at a time, with the number of the push that will car
 lease ends when the push is known to be committed, or when its worker is lost and the push is known
 not to be; then the batch goes to somebody else.
 
+Three ways to keep workers together: not at all; no worker more than ``ahead_max`` batches ahead of
+the slowest (bounded staleness); or in rounds of ``round_batches``, where all gradients of a round
+are computed on the same weights and committed in the order of batches (synchronous training).
+
 Invariants:
 - Every batch is leased to one worker at a time, and done once.
 - Numbers of one worker rise.
-- In lockstep no worker is more than ``ahead_max`` batches ahead of the slowest that still trains.
+- In rounds a batch is leased only when every batch of the rounds before is done, and committed only
+  when every batch of its round is staged and those before it are done.
 """
 
 from __future__ import annotations
@@ -37,9 +42,15 @@ class Leases:
     Lease(worker=0, number=1, batch=1)
     """
 
-    def __init__(self, batches: range, *, ahead_max: int | None = None) -> None:
-        self._fresh = iter(batches)
+    def __init__(
+        self, batches: range, *, ahead_max: int | None = None, round_batches: int | None = None
+    ) -> None:
+        self._batches = batches
+        self._started = 0
         self._again: deque[int] = deque()
+        self._round = round_batches
+        self._staged: set[int] = set()
+        self._done: set[int] = set()
         self._open: dict[int, Lease] = {}
         self._next_number: dict[int, int] = {}
         self._ahead_max = ahead_max
@@ -57,13 +68,37 @@ class Leases:
         assert worker not in self._open
         if self._is_ahead(worker):
             return None
-        batch = self._again.popleft() if self._again else next(self._fresh, None)
+        batch = self._take()
         if batch is None:
             return None
         number = self._next_number.get(worker, 0)
         self._next_number[worker] = number + 1
         lease = self._open[worker] = Lease(worker, number, batch)
         return lease
+
+    def _take(self) -> int | None:
+        if self._again:
+            return self._again.popleft()
+        if self._started == self.total:
+            return None
+        if self._round is not None and self._started // self._round * self._round > self.finished:
+            return None  # the round before is not over
+        self._started += 1
+        return self._batches[self._started - 1]
+
+    def stage(self, worker: int) -> None:
+        """A worker's push is staged everywhere."""
+        self._staged.add(self._open[worker].batch)
+
+    def may_commit(self, worker: int) -> bool:
+        """Whether it is a worker's turn to commit what it staged."""
+        if self._round is None:
+            return True
+        at = self._batches.index(self._open[worker].batch)
+        start = at // self._round * self._round
+        around = self._batches[start : start + self._round]
+        before = self._batches[start:at]
+        return all(b in self._staged for b in around) and all(b in self._done for b in before)
 
     def _is_ahead(self, worker: int) -> bool:
         if self._ahead_max is None:
@@ -76,7 +111,7 @@ class Leases:
         lease = self._open.get(worker)
         if lease is not None and lease.number == number:
             del self._open[worker]
-            self.finished += 1
+            self._finish(lease.batch)
             self._done_by[worker] = self._done_by.get(worker, 0) + 1
 
     def open_number(self, worker: int) -> int | None:
@@ -91,10 +126,20 @@ class Leases:
         if lease is None:
             return []
         if lease.number <= committed:
-            self.finished += 1
+            self._finish(lease.batch)
             return []
+        self._staged.discard(lease.batch)
         self._again.append(lease.batch)
         return [lease.batch]
+
+    def _finish(self, batch: int) -> None:
+        self.finished += 1
+        if self._round is not None:
+            self._staged.add(batch)
+            self._done.add(batch)
+            first = self._batches[max(0, self._started - 2 * self._round)]
+            self._staged = {b for b in self._staged if b >= first}
+            self._done = {b for b in self._done if b >= first}
 
     @property
     def is_over(self) -> bool:
