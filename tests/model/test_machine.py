@@ -1,8 +1,8 @@
 """Random lives of a run against a plain dict of what every step's model was.
 
 Train, save, fail, cancel, resume, go back, change retention, read; extract with any threshold and
-any stage, fail or die while extracting, begin a new base; whatever the order, every step that is
-kept reads exactly as it was when it was saved.
+any stage, fail or die while extracting, begin a new base or a floor; whatever the order, every step
+that is kept reads exactly as it was when it was saved.
 """
 
 from __future__ import annotations
@@ -28,21 +28,30 @@ from hypothesis.stateful import (
 from torch import nn
 
 import holdfast as hf
+from holdfast.checkpoint import baseline, snapshot
 from holdfast.checkpoint import commit as catalogs
-from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.extract import next_grid
 from holdfast.storage import open_storage
 from holdfast.storage.base import ObjectWriter, Storage
 
 ROWS = {"left.weight": 11, "right.weight": 70}
 NO_STAGES = hf.Extract(0.1, by_range=False, by_filter=False, by_ratio=False)
-STRATEGIES = (
-    *(("full", None), ("one-shot", None), ("consecutive", None), ("intermittent", None)),
-    *(("recovery-time", hf.Extract(threshold)) for threshold in (None, 0.0, 0.2, 0.6, 1.0)),
-    ("consecutive", hf.Extract(0.0, bundles=False)),
-    ("consecutive", hf.Extract(0.3, by_filter=False)),
-    ("consecutive", NO_STAGES),
+STRATEGIES = (  # when a base is taken, extraction, floors
+    *((base, None, False) for base in ("full", "one-shot", "consecutive", "intermittent")),
+    *(("recovery-time", hf.Extract(threshold), False) for threshold in (None, 0.0, 0.2, 0.6, 1.0)),
+    ("consecutive", hf.Extract(0.0, bundles=False), False),
+    ("consecutive", hf.Extract(0.3, by_filter=False), False),
+    ("consecutive", NO_STAGES, False),
 )
+FLOORED = (
+    *(("recovery-time", hf.Extract(threshold), True) for threshold in (None, 0.0, 0.2, 1.0)),
+    ("consecutive", None, True),
+    ("consecutive", hf.Extract(0.0, bundles=False), True),
+    ("consecutive", NO_STAGES, True),
+)
+OFTEN = (1e-9, 1)  # a floor after every increment; else as everywhere
+FLOORS = (OFTEN, OFTEN, (baseline.FLOOR_PAYS_AT, baseline.FLOOR_REPLACES_MIN))
+PICKS = st.integers(0, len(STRATEGIES + FLOORED) * len(FLOORED) - 1)
 KEEPS = (None, 1, 2, hf.Keep(last=1, every=2))
 
 
@@ -124,6 +133,8 @@ class RunMachine(RuleBasedStateMachine):
     ``at`` is the committed step the model descends from; a commit drops what lies beyond it.
     """
 
+    strategies = STRATEGIES + FLOORED
+
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.mkdtemp()
@@ -131,17 +142,22 @@ class RunMachine(RuleBasedStateMachine):
         self.saved: dict[int, State] = {}
         self.at = -1
         self.part_bytes = snapshot.BUFFER_BYTES
+        self.floors = baseline.FLOOR_PAYS_AT, baseline.FLOOR_REPLACES_MIN
         self.ck: hf.Checkpointer | None = None
 
     @initialize(
-        how=st.sampled_from(STRATEGIES),
+        pick=PICKS,
+        floors=st.sampled_from(FLOORS),
         keep=st.sampled_from(KEEPS),
         servers=st.sampled_from(SERVERS),
         seed=st.integers(0, 9),
         part_bytes=st.sampled_from([100, 8 << 20]),
     )
-    def begin(self, how: Any, keep: Any, servers: Any, seed: int, part_bytes: int) -> None:
-        self.how = how
+    def begin(
+        self, pick: int, floors: Any, keep: Any, servers: Any, seed: int, part_bytes: int
+    ) -> None:
+        self.how = self.strategies[pick % len(self.strategies)]
+        baseline.FLOOR_PAYS_AT, baseline.FLOOR_REPLACES_MIN = floors
         self.keep = keep
         self.servers = servers
         # Small parts: a table's rows of one birth then lie in several segments.
@@ -159,7 +175,9 @@ class RunMachine(RuleBasedStateMachine):
             self.storage,  # type: ignore[arg-type]
             model=self.model,
             optimizer=self.optimizer,
-            strategy=hf.Strategy("mine", base=self.how[0], codec="fp32", extract=self.how[1]),
+            strategy=hf.Strategy(
+                "mine", base=self.how[0], codec="fp32", extract=self.how[1], floors=self.how[2]
+            ),
             keep=self.keep,
             servers=self.servers,
             threads=1,
@@ -237,6 +255,13 @@ class RunMachine(RuleBasedStateMachine):
         self.committed(self.ck.current_step, self.state_now())
         assert self.ck.steps[-1] == self.at
 
+    @rule(seed=st.integers(0, 10**6), rows=st.integers(1, 12), times=st.integers(2, 6))
+    def train_and_save_again_and_again(self, seed: int, rows: int, times: int) -> None:
+        for at in range(times):
+            self.train(seed + at, rows, 1)
+            if self.is_new_step():
+                self.save_now()
+
     @precondition(is_new_step)
     @rule(how=st.sampled_from(["create", "commit", "unknown", "delete", "reading back"]))
     def save_while_extraction_fails(self, how: str) -> None:
@@ -288,14 +313,15 @@ class RunMachine(RuleBasedStateMachine):
         self.committed(self.ck.current_step, self.state_now())
 
     @rule(
-        how=st.sampled_from(STRATEGIES),
+        pick=PICKS,
         keep=st.sampled_from(KEEPS),
         servers=st.sampled_from(SERVERS),
     )
-    def restart(self, how: Any, keep: Any, servers: Any) -> None:
+    def restart(self, pick: int, keep: Any, servers: Any) -> None:
         """A new process, maybe with other settings, resumes what is committed."""
         self.ck.close()
-        self.how, self.keep, self.servers = how, keep, servers
+        self.how = self.strategies[pick % len(self.strategies)]
+        self.keep, self.servers = keep, servers
         self.open_process()
         if self.saved:
             self.at = self.ck.current_step
@@ -366,7 +392,21 @@ class RunMachine(RuleBasedStateMachine):
                 assert found.weight.tobytes() == weight.tobytes(), (step, table)
                 assert found.state["sum"].tobytes() == state.tobytes(), (step, table)
 
+    @invariant()
+    def nothing_below_a_floor_lives_on_and_none_is_cut_up(self) -> None:
+        if self.ck is None or not self.ck.steps:
+            return
+        self.ck.wait()
+        catalog = hf.open(self.folder).catalog
+        for entry in catalog.checkpoints:
+            floor = catalog.floor_of(entry)
+            for segment in catalog.alive(entry.step):
+                assert segment.born == entry.base or segment.born >= floor
+                if segment.born == floor:
+                    assert "/rows-" in segment.extent.object
+
     def teardown(self) -> None:
+        baseline.FLOOR_PAYS_AT, baseline.FLOOR_REPLACES_MIN = self.floors
         snapshot.BUFFER_BYTES = self.part_bytes
         self.storage.gate.set()
         self.storage.fails_at = None
@@ -376,7 +416,14 @@ class RunMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+class FlooredMachine(RunMachine):
+    """Every process takes floors, most of them often."""
+
+    strategies = FLOORED
+
+
+many = settings(max_examples=60, stateful_step_count=20, deadline=None, derandomize=True)
 TestRuns = RunMachine.TestCase
-TestRuns.settings = settings(
-    max_examples=60, stateful_step_count=20, deadline=None, derandomize=True
-)
+TestRuns.settings = many
+TestFlooredRuns = FlooredMachine.TestCase
+TestFlooredRuns.settings = many

@@ -36,6 +36,7 @@ from holdfast.bench.results import AT_LEAST, AT_MOST, Line, Plot, Ratio, Section
 from holdfast.checkpoint.baseline import Measured, plan_checkpoint
 from holdfast.checkpoint.catalog import BASE, Catalog
 from holdfast.checkpoint.grid import choose_threshold
+from holdfast.checkpoint.run import Run
 from holdfast.checkpoint.run import open as open_run
 from holdfast.kernels import bloom
 
@@ -74,6 +75,7 @@ class Found:
     restored: Mapping[str, Sequence[Restored]]
     bare: Sequence[BareCost]
     dead: Sequence[Dead]
+    overwritten: Sequence[tuple[int, int]]
     resets: tuple[int | None, int | None]
     rows: int
     row_bytes: int
@@ -100,11 +102,13 @@ def compare(size: Size, folder: Path) -> Found:
         steps = runs[GRID].steps
         assert all(run.steps == steps for run in runs.values())
         bare: list[BareCost] = []
+        overwritten: list[tuple[int, int]] = []
         chosen = set(spread(steps[1:], BARE_STEPS))
 
         def after(step: int) -> None:
             if step in chosen:
                 bare.append(compare_bare(runs[GRID], targets, step))
+                overwritten.append(count_overwritten(runs[GRID], step))
 
         restored = restore_all(runs, targets, steps, checksums=watched.checksums, after=after)
         naive = runs[NAIVE].catalog
@@ -115,13 +119,14 @@ def compare(size: Size, folder: Path) -> Found:
             restored=restored,
             bare=bare,
             dead=count_dead(runs[GRID].catalog, naive, restored[GRID]),
+            overwritten=overwritten,
             resets=(
                 first_reset(runs[GRID].catalog),
                 first_reset(runs[GRID].catalog, restored[GRID]),
             ),
             rows=training.rows,
             row_bytes=training.row_bytes,
-            update_rows=statistics.mean(e.rows for e in naive.checkpoints if e.kind != BASE),
+            update_rows=statistics.mean(s.rows for s in watched.tallies[NAIVE].increments),
         )
 
 
@@ -150,35 +155,43 @@ def count_dead(grid: Catalog, naive: Catalog, restored: Sequence[Restored]) -> l
     """How many of the rows read at each step were dead, and how many might have been.
 
     R is chosen for every table and increment from its bytes, which the naive store still has as
-    they were written (without filters). For each increment of which anything is read, R of its rows
-    may be dead, or of the largest increment of its table if that is larger.
+    they were written (without filters). For each increment of which anything is read, R of the rows
+    of the largest increment of its table may be dead. Rows of a floor are not counted, as those of
+    a base are not (``count_overwritten``).
     """
     born: dict[tuple[str, int], tuple[int, int]] = {}
     for s in naive.segments:
         rows, size = born.get((s.table, s.born), (0, 0))
         own = s.extent.bytes + 4 * bloom.words_for(s.rows)
         born[s.table, s.born] = rows + s.rows, size + own
-    bases = {entry.base for entry in naive.checkpoints}
+    below = {naive.floor_of(entry) for entry in naive.checkpoints}
     threshold: dict[str, float] = {}
     largest: dict[str, int] = {}
     for (table, step), (rows, size) in born.items():
-        if step not in bases:
+        if step not in below:
             threshold[table] = max(threshold.get(table, 0.0), choose_threshold(size))
             largest[table] = max(largest.get(table, 0), rows)
     found = []
     for one in restored:
-        base = grid.checkpoint(one.step).base
-        chunks = {(s.table, s.born) for s in grid.alive(one.step) if s.born > base}
+        floor = grid.floor_of(grid.checkpoint(one.step))
+        chunks = {(s.table, s.born) for s in grid.alive(one.step) if s.born > floor}
         if not chunks:
             continue
-        allowed = sum(
-            threshold[table] * max(born[table, step][0], largest[table]) for table, step in chunks
-        )
-        rows = one.changed_rows
+        allowed = sum(threshold[table] * largest[table] for table, _ in chunks)
+        rows = one.grid_rows
         found.append(
             Dead(one.step, one.masked_rows, allowed, one.masked_rows / rows, allowed / rows)
         )
     return found
+
+
+def count_overwritten(run: Run, step: int) -> tuple[int, int]:
+    """Of the floor's rows that a restore of a step reads: how many a later chunk replaces, and all
+    of them."""
+    floor = run.catalog.floor_of(run.catalog.checkpoint(step))
+    base = run.catalog.checkpoint(step).base
+    counts = {s: dead for s, dead in run.dead_rows(step).items() if base < s.born <= floor}
+    return sum(counts.values()), sum(s.rows for s in counts)
 
 
 def first_reset(catalog: Catalog, restored: Sequence[Restored] = ()) -> int | None:
@@ -229,7 +242,8 @@ def describe(size: Size, found: Found) -> Section:
             "by all strategies at once; all store fp32 and keep every checkpoint. Differential "
             "checkpoints hold what changed since the base and take new bases by Check-N-Run's rule "
             f"({bases} in this run); naive increments and the grid hold what changed since the "
-            "last checkpoint and share one base. IncrCP's rule T_base < T_incre would have taken a "
+            "last checkpoint over one base, and gather it into floors by the same rule "
+            f"({_shown_floors(found)}). IncrCP's rule T_base < T_incre would have taken a "
             f"new base {by_bytes} judging by bytes, and {by_seconds} judging by the restores "
             "measured here. Full checkpoints are all alike, so a few were taken and their bytes "
             f"multiplied. Then every checkpoint was restored from every store into tables that "
@@ -243,6 +257,13 @@ def describe(size: Size, found: Found) -> Section:
         ratios=tuple(_ratios(found)),
         sheets=(_strategies(size, found), _extraction(size, found)),
         plots=tuple(_plots(found)),
+    )
+
+
+def _shown_floors(found: Found) -> str:
+    return " and ".join(
+        f"{len(floors)} of {sum(stats.bytes for stats in floors) / 1e6:,.0f} MB in all"
+        for floors in (found.watched.tallies[name].floors for name in (NAIVE, GRID))
     )
 
 
@@ -310,14 +331,23 @@ def _ratios(found: Found) -> Iterable[Ratio]:
         )
     yield Ratio(
         name="stall of an increment",
-        ours=1e3 * statistics.median(stats.stall_s for stats in tallies[GRID].deltas),
-        peer=1e3 * statistics.median(stats.stall_s for stats in tallies[NAIVE].deltas),
+        ours=1e3 * statistics.median(stats.stall_s for stats in tallies[GRID].increments),
+        peer=1e3 * statistics.median(stats.stall_s for stats in tallies[NAIVE].increments),
         against=NAIVE,
         unit="ms",
         target=STALL_MAX,
         sense=AT_MOST,
         note="medians; both save the same rows",
     )
+    if tallies[GRID].floors and tallies[NAIVE].floors:
+        yield Ratio(
+            name="stall of a floor",
+            ours=1e3 * statistics.median(stats.stall_s for stats in tallies[GRID].floors),
+            peer=1e3 * statistics.median(stats.stall_s for stats in tallies[NAIVE].floors),
+            against=NAIVE,
+            unit="ms",
+            note="medians",
+        )
     beside = [one.seconds for one in tallies[GRID].beside] or [0.0]
     yield Ratio(
         name="a round of extraction beside training",
@@ -338,10 +368,19 @@ def _ratios(found: Found) -> Iterable[Ratio]:
         unit="rows",
         target=1.0,
         sense=AT_MOST,
-        note=f"of the rows read beyond the base {mean(d.share for d in found.dead):.2%} are dead "
-        f"on average, {max(d.share for d in found.dead):.2%} at most; R allows "
+        note=f"of the rows read beyond base and floor {mean(d.share for d in found.dead):.2%} are "
+        f"dead on average, {max(d.share for d in found.dead):.2%} at most; R allows "
         f"{mean(d.allowed_share for d in found.dead):.2%} on average",
     )
+    if sum(rows for _, rows in found.overwritten):
+        yield Ratio(
+            name="rows of a floor that chunks above it replace",
+            ours=mean(dead for dead, _ in found.overwritten),
+            peer=mean(rows for _, rows in found.overwritten),
+            against="all rows of the floor read",
+            unit="rows",
+            note=f"means of {len(found.overwritten)} steps; a floor is read whole, as a base is",
+        )
     bare = (
         ("whole restore", "whole_s", "bare_whole_s", "bytes"),
         ("restore of changed rows alone", "changed_s", "bare_changed_s", "changed_bytes"),
@@ -370,7 +409,7 @@ def same_base(found: Found) -> int:
 def _strategies(size: Size, found: Found) -> Sheet:
     full = found.full
     rows = [(
-        FULL, str(size.checkpoints), f"{full.bytes * size.checkpoints / 1e6:,.0f}",
+        FULL, str(size.checkpoints), "0", f"{full.bytes * size.checkpoints / 1e6:,.0f}",
         f"{full.bytes / 1e6:.1f}", f"{1e3 * full.stall_s:.1f}", f"{1e3 * full.durable_s:.0f}",
         f"{1e3 * found.full_restore_s:.0f}", "0", "0", "0", "0",
     )]  # fmt: skip
@@ -379,10 +418,11 @@ def _strategies(size: Size, found: Found) -> Sheet:
         rows.append((
             name,
             str(sum(stats.kind == BASE for stats in tally.saves)),
+            str(len(tally.floors)),
             f"{tally.kept[-1] / 1e6:,.0f}",
             f"{mean(stats.bytes for stats in tally.deltas) / 1e6:.1f}",
-            f"{1e3 * statistics.median(stats.stall_s for stats in tally.deltas):.1f}",
-            f"{1e3 * statistics.median(stats.durable_s for stats in tally.deltas):.0f}",
+            f"{1e3 * statistics.median(stats.stall_s for stats in tally.increments):.1f}",
+            f"{1e3 * statistics.median(stats.durable_s for stats in tally.increments):.0f}",
             f"{1e3 * mean(one.whole_s for one in many):.0f}",
             f"{1e3 * mean(one.changed_s for one in many):.1f}",
             f"{mean(one.changed_bytes for one in many) / 1e6:.1f}",
@@ -391,12 +431,12 @@ def _strategies(size: Size, found: Found) -> Sheet:
         ))  # fmt: skip
     return Sheet(
         "All four strategies",
-        ("strategy", "bases", "MB stored", "MB a delta", "stall ms", "durable ms", "restore ms",
-         "changed rows ms", "MB of them read", "segments", "files"),
+        ("strategy", "bases", "floors", "MB stored", "MB a delta", "stall ms", "durable ms",
+         "restore ms", "changed rows ms", "MB of them read", "segments", "files"),
         tuple(rows),
         note="Stored: files of rows, networks, deletion vectors and the catalogs. A delta carries "
-        "the networks too. Stall and durable are medians over deltas (full: over bases); segments "
-        "and files are what a restore reads beyond the base.",
+        "the networks too. Stall and durable are medians over deltas that are no floors (full: "
+        "over bases); segments and files are what a restore reads beyond the base.",
     )  # fmt: skip
 
 

@@ -4,8 +4,8 @@ Everything is read from the page cache, for everybody: before a step is restored
 fetch what it will read. Rows go straight into tables that exist.
 
 The bare peer of a restore makes the same requests to the same files, with as many threads, and
-copies as many rows to the same places. It knows the ids and the places of rows beforehand, opens
-every file once, and checks, masks and decodes nothing.
+copies as many rows to the same places, a floor before what lies above it. It knows the ids and the
+places of rows beforehand, opens every file once, and checks, masks and decodes nothing.
 
 Not here: how the stores came to be (gridtrain.py), what is compared (grid.py).
 
@@ -40,7 +40,8 @@ _BLOCK_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """One restore: seconds, bytes and rows; ``changed`` is all but reading the base."""
+    """One restore: seconds, bytes and rows; ``changed`` is all but reading the base, and
+    ``floor`` that part of it which is the floor's."""
 
     step: int
     whole_s: float
@@ -48,9 +49,15 @@ class Restored:
     bytes: int
     changed_bytes: int
     changed_rows: int
+    floor_rows: int
     masked_rows: int
     segments: int
     objects: int
+
+    @property
+    def grid_rows(self) -> int:
+        """Rows that were read above base and floor."""
+        return self.changed_rows - self.floor_rows
 
     @property
     def changed_s(self) -> float:
@@ -67,10 +74,17 @@ class Reader:
         self._warm_base: int | None = None
         self._block = memoryview(bytearray(_BLOCK_BYTES))
 
-    def changed(self, step: int) -> list[SegmentEntry]:
-        """The segments beyond the base that a restore reads."""
-        base = self.run.catalog.checkpoint(step).base
-        return [s for s in self.run.catalog.alive(step) if s.born > base]
+    def layers(self, step: int) -> tuple[list[SegmentEntry], ...]:
+        """The segments that a restore reads: of the base, of the floor, and above them."""
+        catalog = self.run.catalog
+        entry = catalog.checkpoint(step)
+        base, floor = entry.base, catalog.floor_of(entry)
+        alive = catalog.alive(step)
+        return (
+            [s for s in alive if s.born <= base],
+            [s for s in alive if base < s.born <= floor],
+            [s for s in alive if s.born > floor],
+        )
 
     def warm(self, step: int) -> None:
         """Fetch into the page cache what a restore of this step will read."""
@@ -100,7 +114,8 @@ class Reader:
             )
         )
         stats = found[0]
-        changed = self.changed(step)
+        _, floor, above = self.layers(step)
+        changed = [*floor, *above]
         return Restored(
             step=step,
             whole_s=seconds,
@@ -108,6 +123,7 @@ class Reader:
             bytes=stats.bytes,
             changed_bytes=stats.delta_bytes,
             changed_rows=sum(s.rows for s in changed),
+            floor_rows=sum(s.rows for s in floor),
             masked_rows=stats.masked_rows,
             segments=len(changed),
             objects=len({s.extent.object for s in changed}),
@@ -238,24 +254,20 @@ class BareCost:
 def compare_bare(run: Run, targets: Targets, step: int, *, repeats: int = 3) -> BareCost:
     """Restore a step and do the same bare, in turns; medians."""
     reader = Reader(run, targets)
-    changed = reader.changed(step)
-    known = {s.extent for s in changed}
-    base = [s for s in run.catalog.alive(step) if s.extent not in known]
-    bare_base = Bare(run, targets, step, base)
-    bare_changed = Bare(run, targets, step, changed)
+    bares = [Bare(run, targets, step, layer) for layer in reader.layers(step)]
     ours: list[Restored] = []
     bare: list[tuple[float, float]] = []
     with ThreadPoolExecutor(restore.default_threads()) as pool:
         for _ in range(repeats + 1):
             ours.append(reader.restore(step))
-            base_s = seconds_of(lambda: bare_base.run(pool))
-            bare.append((base_s, seconds_of(lambda: bare_changed.run(pool))))
+            base_s, *changed_s = [seconds_of(lambda b=one: b.run(pool)) for one in bares]  # type: ignore[misc]
+            bare.append((base_s, sum(changed_s)))
     return BareCost(
         step=step,
         whole_s=statistics.median(one.whole_s for one in ours[1:]),
         bare_whole_s=statistics.median(sum(pair) for pair in bare[1:]),
         changed_s=statistics.median(one.changed_s for one in ours[1:]),
         bare_changed_s=statistics.median(pair[1] for pair in bare[1:]),
-        bytes=bare_base.bytes + bare_changed.bytes,
-        changed_bytes=bare_changed.bytes,
+        bytes=sum(one.bytes for one in bares),
+        changed_bytes=sum(one.bytes for one in bares[1:]),
     )

@@ -48,11 +48,11 @@ from holdfast.storage import open_storage
 from holdfast.tables import find_tables
 
 FULL, DIFFERENTIAL, NAIVE, GRID = "full", "differential", "naive increments", "grid"
-# Naive increments and the grid over the same base, so that nothing but the grid differs.
+# Naive increments and the grid over the same base and floors: nothing but the grid differs.
 STRATEGIES: Mapping[str, Strategy] = {
     DIFFERENTIAL: Strategy(DIFFERENTIAL, base="intermittent", codec="fp32"),
-    NAIVE: Strategy(NAIVE, base="consecutive", codec="fp32"),
-    GRID: Strategy(GRID, base="consecutive", codec="fp32", extract=Extract()),
+    NAIVE: Strategy(NAIVE, base="consecutive", codec="fp32", floors=True),
+    GRID: Strategy(GRID, base="consecutive", codec="fp32", extract=Extract(), floors=True),
 }
 # A base goes through in parts; the deltas compared fit whole, so their stalls are copies alone.
 STAGING_BYTES = 256 << 20
@@ -158,6 +158,16 @@ class Tally:
         return [stats for stats in self.saves if stats.kind == "delta"]
 
     @property
+    def floors(self) -> list[SaveStats]:
+        """The deltas that were floors."""
+        return [stats for stats in self.deltas if stats.is_floor]
+
+    @property
+    def increments(self) -> list[SaveStats]:
+        """The deltas that were not floors."""
+        return [stats for stats in self.deltas if not stats.is_floor]
+
+    @property
     def rounds(self) -> list[events.Extracted]:
         """Every round of extraction, in order."""
         return sorted((*self.alone, *self.beside), key=lambda one: one.step)
@@ -166,7 +176,7 @@ class Tally:
     def waiting(self) -> int:
         """Increments that were saved and not worked off."""
         through = max((one.step for one in (*self.alone, *self.beside)), default=-1)
-        return sum(stats.step > through for stats in self.deltas)
+        return sum(stats.step > through for stats in self.increments)
 
 
 class Watcher:

@@ -1,8 +1,9 @@
 """A very long run: how the catalog and its commits grow with the chunks that are alive.
 
-A model of a few thousand rows is saved a thousand times over one base, with R chosen by itself and
-with R = 0. Every so often the newest catalog is weighed, its segments counted, and the same catalog
-committed again into an empty folder, alone and several times: serializing, writing and the fsync.
+A model of a few thousand rows is saved a thousand times over one base and its floors, with R chosen
+by itself and with R = 0. Every so often the newest catalog is weighed, its segments counted, and
+the same catalog committed again into an empty folder, alone and several times: serializing, writing
+and the fsync.
 
 Not here: models of a real size (grid.py).
 """
@@ -78,8 +79,8 @@ def measure(*, quick: bool, folder: Path = Path()) -> Section:
         text=(
             f"A model of {rows:,} rows of 64 bytes in {length.training.tables} tables, saved "
             f"{length.training.checkpoints:,} times after a batch of {length.training.batch}; all "
-            "checkpoints are kept, over one base. A catalog is written whole with every "
-            "commit, so its bytes and its time are to grow with the segments it names and no "
+            "checkpoints are kept, over one base and its floors. A catalog is written whole with "
+            "every commit, so its bytes and its time are to grow with the segments it names and no "
             "faster. A commit is timed alone, into a folder of its own: serializing, writing, "
             f"fsync; medians of {COMMITS}. A round is the mean since the line before."
         ),
@@ -102,8 +103,9 @@ def run_long(length: Length, extract: Extract, folder: Path) -> list[Point]:
                 watcher.ck.step()
                 watcher.save(is_beside=False)
                 if (index + 1) % length.every == 0:
-                    rounds = watcher.tally.rounds[-length.every :]
-                    points.append(_look(watcher, index + 1, [r.seconds for r in rounds], scratch))
+                    since = watcher.ck.current_step - length.every
+                    rounds = [r.seconds for r in watcher.tally.rounds if r.step > since]
+                    points.append(_look(watcher, index + 1, rounds, scratch))
     return points
 
 

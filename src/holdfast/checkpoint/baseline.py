@@ -8,8 +8,13 @@
 | intermittent | the base | when F_c <= I_c (Check-N-Run, section 4.1.1) |
 | recovery-time | the last checkpoint | when T_base < T_incre (IncrCP, section 4.5) |
 
-Invariant: the first checkpoint of a run, and one whose tables have other columns than the base's,
-is always a base.
+Where deltas hold what changed since the last checkpoint, one of them may be a floor instead: it
+holds what changed since the base, so that a restore reads it in place of all increments before it.
+
+Invariants:
+- The first checkpoint of a run, and one whose tables have other columns than the base's, is always
+  a base.
+- Floors at most double the bytes of the increments between them.
 """
 
 from __future__ import annotations
@@ -30,15 +35,21 @@ _SINCE = {
 }
 POLICIES = tuple(_SINCE)
 BASE_WINS_BY = 1.1
+FLOOR_PAYS_AT = 1.0  # bytes of increments since the last floor, over those the next would take
+FLOOR_REPLACES_MIN = 2  # increments
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:
-    """What the next checkpoint is: a base, or a delta since the base or the last; and why."""
+    """What the next checkpoint is: a base, or a delta since the base or the last; and why.
+
+    A floor is a delta since the base where the others are since the last.
+    """
 
     kind: str
     since: str | None
     reason: str
+    is_floor: bool = False
 
 
 def check_policy(policy: str) -> str:
@@ -73,6 +84,29 @@ class Measured:
     build_delta_s: float
     restore_base_s: float | None = None
     restores: Sequence[tuple[int, float]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What a floor would gather: the bytes of each increment since the last floor or base, and
+    what all rows changed since the base would take together."""
+
+    increments: Sequence[int]
+    floor_bytes: float
+
+
+def gather(history: Catalog, changed_bytes: int, table_bytes: int) -> Gathered | None:
+    """What a run could gather into a floor now; None without a base.
+
+    ``changed_bytes`` is the size of the rows changed since the base, as the model holds them, and
+    ``table_bytes`` that of all rows; how much smaller they are stored is known from the base.
+    """
+    if history.last is None or not history.growth:
+        return None
+    floor = history.floor_of(history.last)
+    stored = history.growth[0].row_bytes / max(1, table_bytes)
+    increments = [item.row_bytes for item in history.growth[1:] if item.step > floor]
+    return Gathered(increments, changed_bytes * stored)
 
 
 def restore_sizes(history: Catalog) -> tuple[int, int]:
@@ -144,18 +178,37 @@ def _plan_by_recovery(measured: Measured | None) -> CheckpointPlan:
     return CheckpointPlan(DELTA, SINCE_LAST, compared.format("not a tenth below"))
 
 
+def plan_floor(increment: CheckpointPlan, gathered: Gathered) -> CheckpointPlan:
+    """A floor in the place of an increment, once those since the last one took as many bytes.
+
+    >>> increment = CheckpointPlan(DELTA, SINCE_LAST, "an increment")
+    >>> plan_floor(increment, Gathered([10, 10, 10], 31.0)).reason
+    'an increment'
+    >>> plan_floor(increment, Gathered([10, 10, 10], 30.0)).reason
+    'floor: 3 increments since the last took 1.00 times the bytes of all that changed'
+    """
+    count, spent = len(gathered.increments), sum(gathered.increments)
+    if count < FLOOR_REPLACES_MIN or not 0 < FLOOR_PAYS_AT * gathered.floor_bytes <= spent:
+        return increment
+    times = spent / gathered.floor_bytes
+    reason = f"floor: {count} increments since the last took {times:.2f} times the bytes of all "
+    return CheckpointPlan(DELTA, SINCE_BASE, reason + "that changed", is_floor=True)
+
+
 def plan_checkpoint(
     policy: str,
     delta_sizes: Sequence[float] | None,
     *,
     must_be_base: str | None = None,
     measured: Measured | None = None,
+    gathered: Gathered | None = None,
 ) -> CheckpointPlan:
     """What to save next.
 
     ``delta_sizes`` are the deltas since the base as fractions of the base's bytes (S_1 .. S_i in
     Check-N-Run); None where there is no base yet. ``must_be_base`` forces one, with its reason.
-    ``measured`` is what IncrCP's policy compares.
+    ``measured`` is what IncrCP's policy compares, ``gathered`` what a floor would save; None: no
+    floors.
 
     >>> plan_checkpoint("intermittent", [0.25, 0.3]).kind
     'delta'
@@ -171,10 +224,13 @@ def plan_checkpoint(
             return CheckpointPlan(BASE, None, "policy full: every checkpoint is a base")
         case "one-shot":
             return CheckpointPlan(DELTA, SINCE_BASE, "policy one-shot: one base for the run")
-        case "consecutive":
-            return CheckpointPlan(DELTA, SINCE_LAST, "policy consecutive: changes since the last")
-        case "recovery-time":
-            return _plan_by_recovery(measured)
+        case "consecutive" | "recovery-time":
+            plan = (
+                _plan_by_recovery(measured)
+                if policy == "recovery-time"
+                else CheckpointPlan(DELTA, SINCE_LAST, "policy consecutive: changes since the last")
+            )
+            return plan if gathered is None or plan.kind == BASE else plan_floor(plan, gathered)
     future_with_base = 1.0 + sum(delta_sizes)  # F_c
     future_without = (len(delta_sizes) + 1) * delta_sizes[-1] if delta_sizes else 0.0  # I_c
     compared = f"F_c {future_with_base:.2f} {{}} I_c {future_without:.2f}"

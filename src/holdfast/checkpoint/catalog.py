@@ -6,6 +6,9 @@ the run's state. Restoring step ``s`` reads the segments with ``born <= s < died
 were born: later wins. Up to the step a grid is worked off ``through``, it is also known which rows
 of a segment are dead at ``s``, so that there no order is needed (restore.py).
 
+A **floor** is a delta that holds every row changed since the base: what was born between the two is
+dead from then on, and the grid begins anew on it.
+
 Invariants:
 - Every object a kept checkpoint needs is in ``objects``; nothing else is.
 - Going back in time forgets every death after that time (``rewound``).
@@ -83,17 +86,21 @@ class CheckpointEntry:
 
 @dataclass(frozen=True, slots=True)
 class GridEntry:
-    """The grids of all tables over one base: how far they are worked off.
+    """The grids of all tables over one floor, or one base: how far they are worked off.
 
+    ``floor`` is the step of the floor it stands on, or of the base where there is none below it.
     ``kills`` is where the deletion vectors lie: for rows of segments that are not extracted, the
     step they died at (kills.py). They are complete for every checkpoint up to ``through``; what
-    they say of later ones is void. ``end`` is the base that ended this grid.
+    they say of later ones is void. ``end`` is the floor or base that ended this grid.
     """
 
-    base: int
+    floor: int
     end: int | None
     through: int
     kills: Extent | None
+
+
+_FLOOR = operator.attrgetter("floor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +203,17 @@ class Catalog:
 
     def grid_of(self, entry: CheckpointEntry) -> GridEntry | None:
         """The grid that a checkpoint is part of."""
-        for grid in reversed(self.grids):
-            if grid.base == entry.base:
-                return grid
-        return None
+        at = bisect.bisect_right(self.grids, entry.step, key=_FLOOR)
+        if at == 0:
+            return None
+        grid = self.grids[at - 1]
+        is_over = grid.end is not None and grid.end <= entry.step
+        return None if grid.floor < entry.base or is_over else grid
+
+    def floor_of(self, entry: CheckpointEntry) -> int:
+        """The last floor up to a checkpoint, or its base: what its increments stand on."""
+        at = bisect.bisect_right(self.grids, entry.step, key=_FLOOR)
+        return entry.base if at == 0 else max(entry.base, self.grids[at - 1].floor)
 
     def restore_bytes(self) -> dict[int, int]:
         """How many bytes of rows a restore of each step reads."""
@@ -218,14 +232,17 @@ class Catalog:
         objects: tuple[tuple[str, int], ...],
         *,
         replaces_since: int | None,
+        is_floor: bool = False,
         placement: Placement | None = None,
     ) -> Self:
         """This catalog and one more checkpoint.
 
         ``replaces_since`` is the step whose successors this checkpoint holds every row of: older
-        segments born after it die now (a base replaces all that came before). ``placement`` says by
-        which servers its rows are apart; that can change only with a base.
+        segments born after it die now (a base replaces all that came before). A floor also ends
+        the grid and begins the next. ``placement`` says by which servers its rows are apart; that
+        can change only with a base.
         """
+        assert not is_floor or replaces_since == entry.base
         shards = self.shards
         if (None if shards is None else shards.placement) != placement:
             assert entry.kind == BASE
@@ -239,11 +256,13 @@ class Catalog:
                 else segment
                 for segment in older
             )
-        if entry.kind == BASE:
+        if entry.kind == BASE or is_floor:
             grids = tuple(
                 dataclasses.replace(grid, end=entry.step) if grid.end is None else grid
                 for grid in grids
             )
+        if is_floor:
+            grids = (*grids, GridEntry(entry.step, None, entry.step, None))
         grown = _growth(entry)
         return dataclasses.replace(
             self,
@@ -257,8 +276,8 @@ class Catalog:
 
     def with_grid(self, grid: GridEntry) -> Self:
         """This catalog with one grid begun, or moved on."""
-        others = [item for item in self.grids if item.base != grid.base]
-        grids = tuple(sorted((*others, grid), key=lambda item: item.base))
+        others = [item for item in self.grids if item.floor != grid.floor]
+        grids = tuple(sorted((*others, grid), key=_FLOOR))
         return dataclasses.replace(self, grids=grids)
 
     def delta_sizes(self) -> list[float] | None:
@@ -282,7 +301,7 @@ class Catalog:
                 end=None if grid.end is not None and grid.end > step else grid.end,
             )
             for grid in self.grids
-            if grid.base <= step
+            if grid.floor <= step
         )
         growth = tuple(item for item in self.growth if item.step <= step)
         if kept and not growth:  # behind the last base: what is still known of the one before
@@ -316,8 +335,8 @@ class Catalog:
             return at < len(steps) and segment.is_alive(steps[at])
 
         segments = tuple(segment for segment in self.segments if is_read(segment))
-        bases = {entry.base for entry in self.checkpoints}
-        grids = tuple(grid for grid in self.grids if grid.base in bases)
+        used = {self.grid_of(entry) for entry in self.checkpoints}
+        grids = tuple(grid for grid in self.grids if grid in used)
         needed = {s.extent.object for s in segments} | {e.dense.object for e in self.checkpoints}
         needed |= {grid.kills.object for grid in grids if grid.kills is not None}
         objects = tuple(item for item in self.objects if item[0] in needed)

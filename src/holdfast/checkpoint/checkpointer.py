@@ -37,8 +37,10 @@ from holdfast.checkpoint import restore as restores
 from holdfast.checkpoint.baseline import (
     SINCE_BASE,
     CheckpointPlan,
+    Gathered,
     Measured,
     deltas_since,
+    gather,
     measure,
     plan_checkpoint,
     restore_sizes,
@@ -59,7 +61,7 @@ from holdfast.checkpoint.settings import CANCEL, make_settings, open_log
 from holdfast.checkpoint.snapshot import take_dense, take_rows
 from holdfast.checkpoint.staging import StagingPool, default_bytes_max
 from holdfast.checkpoint.strategy import CodecPlan, as_strategy, plan_codec
-from holdfast.checkpoint.tracker import LOOKUP, Marks, make_tracker
+from holdfast.checkpoint.tracker import LOOKUP, Marks, SinceBase, make_tracker
 from holdfast.checkpoint.unseen import Canary, check_lookups_suffice
 from holdfast.checkpoint.warm import warm_kernels
 from holdfast.checkpoint.writer import RunWriter
@@ -138,6 +140,7 @@ class Checkpointer:
         self._last_save: Save | None = None
         self._running: Save | None = None
         self._claim: Marks | None = None
+        self._since_base = SinceBase() if self._strategy.has_floors else None
         self._step = 0
         self._at: int | None = None  # the committed step the model descends from
         self._discard_later = False
@@ -230,14 +233,14 @@ class Checkpointer:
         self._is_torn = True
         self._last_save = None  # the same step may come again, with other values
         started = time.perf_counter()
-        wants_changed = deltas_since(self._strategy.base) == SINCE_BASE
+        is_since_base = deltas_since(self._strategy.base) == SINCE_BASE
         loaded = load_checkpoint(
             self._storage,
             catalog,
             entry,
             self._state,
             self._extras,
-            wants_changed=wants_changed,
+            wants_changed=is_since_base or self._since_base is not None,
         )
         self._step = step
         self._at = step
@@ -249,8 +252,10 @@ class Checkpointer:
         if self._chooser is not None:
             self._chooser.reset()
         self._schedule.start(step)
-        if wants_changed:
+        if is_since_base:
             self._cursor.give_back(loaded.changed)
+        if self._since_base is not None:
+            self._since_base = SinceBase(loaded.changed)
         stats = loaded.stats
         recovery = Recovery(stats.base_bytes, stats.base_s, stats.delta_bytes, stats.delta_s)
         self._writer.note(
@@ -558,6 +563,17 @@ class Checkpointer:
             history.delta_sizes(),
             must_be_base=must_be_base,
             measured=self._measure(history),
+            gathered=self._gather(history, schemas),
+        )
+
+    def _gather(self, history: Catalog, schemas: Sequence[TableSchema]) -> Gathered | None:
+        if self._since_base is None:
+            return None
+        rows = self._since_base.rows
+        return gather(
+            history,
+            changed_bytes=sum(rows.get(t.name, 0) * t.row_bytes for t in schemas),
+            table_bytes=sum(t.rows * t.row_bytes for t in schemas),
         )
 
     def _measure(self, history: Catalog) -> Measured | None:
@@ -576,7 +592,8 @@ class Checkpointer:
 
     def _select(self, plan: CheckpointPlan) -> list[Selection]:
         tables = self._state.tables
-        if plan.since == SINCE_BASE:
+        is_differential = plan.since == SINCE_BASE and not plan.is_floor
+        if is_differential:
             marks = self._cursor.peek()
         else:
             marks = self._claim = self._cursor.advance()
@@ -586,13 +603,15 @@ class Checkpointer:
                 self._chooser.saved(None)
             return [Selection(table.rows, placement=self._placement) for table in tables]
         self._canary.check(marks)
-        if plan.since != SINCE_BASE:
+        if not is_differential:
             self._canary.reset()
         if self._chooser is not None:
             marks, later = self._chooser.choose(marks)
             self._claim = marks
             self._cursor.give_back(later)
             self._chooser.saved(marks)
+        if plan.is_floor and self._since_base is not None:
+            marks = self._since_base.joined(marks)
         return [Selection(table.rows, marks[table.name], self._placement) for table in tables]
 
     # How it settles what happened in the background.
@@ -622,6 +641,8 @@ class Checkpointer:
         claim, self._claim = self._claim, None
         if save is not None and save.is_committed:
             self._move_to(save)
+            if self._since_base is not None and claim is not None and save.order.kind != BASE:
+                self._since_base.add(claim)
         elif claim is not None:
             self._cursor.give_back(claim)
             if self._chooser is not None:
@@ -640,6 +661,8 @@ class Checkpointer:
         """The model descends from a save that is committed."""
         if save.step != self._at:
             self._lost.saved(self._step - save.step, is_base=save.order.kind == BASE)
+            if self._since_base is not None and save.order.kind == BASE:
+                self._since_base = SinceBase()
         self._at = save.step
         self._discard_later = False
 

@@ -107,7 +107,7 @@ def to_bytes(catalog: Catalog) -> bytes:
         "rewinds": [[r.to, r.last] for r in catalog.rewinds],
         "growth": [[item.step, item.row_bytes, item.build_s] for item in catalog.growth],
         "grids": [
-            [g.base, g.end, g.through, None if g.kills is None else extent(g.kills)]
+            [g.floor, g.end, g.through, None if g.kills is None else extent(g.kills)]
             for g in catalog.grids
         ],
         "recoveries": [list(dataclasses.astuple(r)) for r in catalog.recoveries],
@@ -217,12 +217,12 @@ def _parse(body: dict[str, Any], format_: int) -> Catalog:
     )
     grids = tuple(
         GridEntry(
-            stored_json.count(base),
+            stored_json.count(floor),
             _count_or_none(end),
             stored_json.count(through),
             None if kills is None else extent(*kills),
         )
-        for base, end, through, kills in body["grids"]
+        for floor, end, through, kills in body["grids"]
     )
     return Catalog(
         run=stored_json.text(body["run"]),
@@ -296,12 +296,12 @@ def _check(catalog: Catalog) -> None:
         if entry.kind not in (BASE, DELTA) or entry.base > entry.step:
             raise ValueError(f"checkpoint of step {entry.step} has an impossible kind or base")
         catalog.schemas[stored_json.count(entry.schema)]
-    bases = [grid.base for grid in catalog.grids]
-    if bases != sorted(set(bases)) or len(catalog.recoveries) > 2:
+    floors = [grid.floor for grid in catalog.grids]
+    if floors != sorted(set(floors)) or len(catalog.recoveries) > 2:
         raise ValueError("grids are not ascending, or too many recoveries")
     for grid in catalog.grids:
-        if grid.through < grid.base or (grid.end is not None and grid.end <= grid.through):
-            raise ValueError(f"grid of base {grid.base} has an impossible end")
+        if grid.through < grid.floor or (grid.end is not None and grid.end <= grid.through):
+            raise ValueError(f"grid of floor {grid.floor} has an impossible end")
     extents = [s.extent for s in catalog.segments] + [e.dense for e in catalog.checkpoints]
     extents += [grid.kills for grid in catalog.grids if grid.kills is not None]
     for extent in extents:

@@ -8,6 +8,7 @@ alive, a bundle of what was extracted, and the deletion vectors of what was left
 commit swaps old chunks for new; objects that hold nothing alive any more are deleted after it.
 
 Invariants:
+- Of a base and of a floor nothing is read or moved: a grid is what was born above them.
 - Until its commit a round touches nothing that exists; a crash leaves objects that the next writer
   deletes.
 - Chunks move as codes (Segment.take): nothing is decoded and encoded again.
@@ -159,11 +160,11 @@ class Round:
         # Everything of this grid that was not dead before the new increments came, by table.
         self._segments_of: dict[str, list[SegmentEntry]] = defaultdict(list)
         self._born_with: dict[tuple[str, int], list[SegmentEntry]] = defaultdict(list)
-        base, end, first = self._grid.base, self._grid.end, self._births[0]
+        floor, end, first = self._grid.floor, self._grid.end, self._births[0]
         for s in catalog.segments:
             if (
                 (s.died is None or s.died > first)
-                and s.born > base
+                and s.born > floor
                 and (end is None or s.born < end)
             ):
                 self._segments_of[s.table].append(s)
@@ -209,8 +210,9 @@ class Round:
     # Which chunks the new increments killed rows of.
 
     def _tables(self) -> list[TableSchema]:
-        base = next(e for e in reversed(self._catalog.checkpoints) if e.base == self._grid.base)
-        return list(self._catalog.schema_of(base))
+        catalog = self._catalog
+        entry = next(e for e in reversed(catalog.checkpoints) if catalog.grid_of(e) == self._grid)
+        return list(catalog.schema_of(entry))
 
     def _extract(self) -> None:
         """Look at every chunk, oldest birth first.
@@ -399,10 +401,11 @@ class Round:
             for new in (replaced[s.extent].new if s.extent in replaced else (s,))
         ]
         sizes = dict(self._catalog.objects)
-        # What this round wrote, and what belongs to a base, stays where it is.
-        bases = {entry.base for entry in self._catalog.checkpoints}
+        # What this round wrote, and what belongs to a base or a floor, stays where it is.
+        below = {entry.base for entry in self._catalog.checkpoints}
+        below |= {grid.floor for grid in self._catalog.grids}
         here = [s for s in planned if s.extent.object in sizes]
-        pinned = {s.extent.object for s in here if s.born in bases}
+        pinned = {s.extent.object for s in here if s.born in below}
         for entry in sorted(plan_moves(sizes, here, pinned=pinned), key=lambda s: s.born):
             self._wait()
             data = self._segments.read_bytes(entry)
@@ -431,7 +434,7 @@ class Round:
 
     def _apply(self, now: Catalog, kills: Extent | None) -> Catalog | None:
         """The run's catalog with this round's chunks; None where they no longer fit it."""
-        grid = next((g for g in now.grids if g.base == self._grid.base), None)
+        grid = next((g for g in now.grids if g.floor == self._grid.floor), None)
         if (
             grid is None
             or grid.through != self._grid.through
@@ -463,7 +466,7 @@ class Round:
 
 
 def _carried_over(swap: _Swap, current: SegmentEntry) -> tuple[SegmentEntry, ...]:
-    """A chunk's replacement, where a new base may have ended the chunk meanwhile."""
+    """A chunk's replacement, where a new base or floor may have ended the chunk meanwhile."""
     if current.died == swap.old.died:
         return swap.new
     return tuple(

@@ -2,10 +2,12 @@
 
     catalog -> segments alive at the step -> read -> checksum -> decode + scatter
 
-Segments are read in layers. The base comes first. Above it lie the chunks of the grid as far as it
-is worked off: there every row that is dead at the step is known and masked, so no row comes twice
-and no order is needed. Increments that extraction has not seen yet follow in the order they were
-born, later over earlier; so does everything where there is no grid.
+Segments are read in layers. The base comes first, then the floor, if there is one between it and
+the step: all that changed since the base until then, sorted, one run of segments a table. Above it
+lie the chunks of the grid as far as it is worked off: there every row that is dead at the step is
+known and masked, so no row comes twice and no order is needed. Increments that extraction has not
+seen yet follow in the order they were born, later over earlier; so does everything where there is
+no grid.
 
 Invariants:
 - No byte is used before its checksum is confirmed; damage raises and names the object.
@@ -20,6 +22,7 @@ rows of a live model are (tables.py).
 from __future__ import annotations
 
 import itertools
+import operator
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -38,6 +41,7 @@ from holdfast.kernels import bitmap, bloom
 from holdfast.storage.base import Storage
 from holdfast.tables import TableSchema
 
+_BORN = operator.attrgetter("born")
 _GROUP_BYTES_MAX = 32 << 20
 _GROUPS_A_THREAD = 3  # so that none is idle for long in the end
 _WHOLE_BYTES_MAX = 32 << 10  # a segment up to this is read whole rather than asked for its parts
@@ -136,16 +140,25 @@ def plan_layers(
     """What a restore of some tables reads of what is alive, in the order in which it is written."""
     entry = catalog.checkpoint(step)
     grid = catalog.grid_of(entry)
-    through = entry.base if grid is None else grid.through
+    floor, through = (entry.base,) * 2 if grid is None else (grid.floor, grid.through)
     wanted = set(tables)
     segments = [s for s in alive if s.table in wanted]
     base = [s for s in segments if s.born <= entry.base]
-    worked_off = [s for s in segments if entry.base < s.born <= through]
-    waiting = [s for s in segments if s.born > max(through, entry.base)]
-    layers = [Layer(tuple(base), is_base=True), Layer(tuple(worked_off), is_masked=True)]
-    for _, group in itertools.groupby(waiting, key=lambda s: s.born):
-        layers.append(Layer(tuple(group)))
+    below = [s for s in segments if entry.base < s.born <= floor]
+    worked_off = [s for s in segments if floor < s.born <= through]
+    waiting = [s for s in segments if s.born > through]
+    layers = [
+        Layer(tuple(base), is_base=True),
+        *_by_birth(below),
+        Layer(tuple(worked_off), is_masked=True),
+        *_by_birth(waiting),
+    ]
     return [layer for layer in layers if layer.segments]
+
+
+def _by_birth(segments: Sequence[SegmentEntry]) -> list[Layer]:
+    """Segments that replace each other, oldest first: a layer for each birth."""
+    return [Layer(tuple(group)) for _, group in itertools.groupby(segments, key=_BORN)]
 
 
 def restore_rows(

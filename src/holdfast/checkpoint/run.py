@@ -178,10 +178,10 @@ class Run:
         """What to apply, in order, to a copy of the tables as of ``since`` to reach the last step.
 
         Yields (table, ids, weight rows). With consecutive increments this is exactly what changed;
-        after a new base it is every row. The last step is that of the catalog the run shows when
-        the first rows are asked for, also where a writer adds steps and swaps objects away
-        meanwhile. Where it drops that very step, the run moves to its newest catalog, and what
-        follows leads to the last step of that.
+        across a floor it is every row changed since the base, after a new base every row. The last
+        step is that of the catalog the run shows when the first rows are asked for, also where a
+        writer adds steps and swaps objects away meanwhile. Where it drops that very step, the run
+        moves to its newest catalog, and what follows leads to the last step of that.
 
         Raises:
             InvalidRequestError: ``since`` is not on the way to the last step; or training went

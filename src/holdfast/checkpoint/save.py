@@ -64,6 +64,7 @@ class SaveStats:
 
     step: int
     kind: str
+    is_floor: bool = False
     rows: int = 0
     staged_bytes: int = 0
     bytes: int = 0
@@ -86,6 +87,7 @@ class SaveOrder:
     kind: str
     base: int
     replaces_since: int | None
+    is_floor: bool
     reason: str
     schemas: tuple[TableSchema, ...]
     codecs: CodecPlan
@@ -118,6 +120,7 @@ def make_order(
         kind=plan.kind,
         base=step if plan.kind == BASE else base,
         replaces_since=base if plan.since == SINCE_BASE else None,
+        is_floor=plan.is_floor,
         reason=plan.reason,
         schemas=schemas,
         codecs=codecs,
@@ -142,8 +145,8 @@ class Save:
         depth: int,
         on_commit: Callable[[], None] = lambda: None,
     ) -> None:
-        self.stats = SaveStats(step=order.step, kind=order.kind, rows=order.rows,
-                               staged_bytes=order.staged_bytes)  # fmt: skip
+        self.stats = SaveStats(step=order.step, kind=order.kind, is_floor=order.is_floor,
+                               rows=order.rows, staged_bytes=order.staged_bytes)  # fmt: skip
         self.order = order
         self.parts: PartQueue = queue.SimpleQueue()
         self.error: BaseException | None = None
@@ -424,6 +427,7 @@ class Save:
                 segments,
                 objects,
                 replaces_since=order.replaces_since,
+                is_floor=order.is_floor,
                 placement=order.placement,
             )
             if order.has_grid and catalog.grid_of(self.entry) is None:

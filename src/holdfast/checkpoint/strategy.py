@@ -18,7 +18,8 @@ class Strategy:
     """When a base is taken, which rows are saved, how they are stored, whether they become a grid.
 
     ``codec`` None: by expected restores. ``extract`` None: increments stay as they are.
-    ``priority`` None: every changed row is saved.
+    ``priority`` None: every changed row is saved. ``floors`` None: where bases are taken by
+    recovery time, a grid is made and every changed row is saved.
     """
 
     name: str
@@ -26,6 +27,15 @@ class Strategy:
     codec: str | None
     extract: Extract | None = None
     priority: Priority | None = None
+    floors: bool | None = None
+
+    @property
+    def has_floors(self) -> bool:
+        """Whether increments are gathered into floors from time to time."""
+        if self.floors is not None:
+            return self.floors
+        is_gridded = self.base == "recovery-time" and self.extract is not None
+        return is_gridded and self.priority is None
 
     def __post_init__(self) -> None:
         check_policy(self.base)
@@ -40,6 +50,17 @@ class Strategy:
                 "hot rows are saved first where each checkpoint adds to the last",
                 base=self.base,
                 todo="use base='consecutive' or base='recovery-time', or leave priority out",
+            )
+        if self.floors and deltas_since(self.base) != SINCE_LAST:
+            raise InvalidRequestError(
+                "a floor gathers increments: rows changed since the last checkpoint",
+                base=self.base,
+                todo="use base='consecutive' or base='recovery-time', or leave floors out",
+            )
+        if self.floors and self.priority is not None:
+            raise InvalidRequestError(
+                "a floor holds every changed row, and with a priority not every one is saved",
+                todo="leave floors or priority out",
             )
 
 

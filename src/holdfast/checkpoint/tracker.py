@@ -12,6 +12,7 @@ Invariants:
 - A row that changed is never missed: rows are marked in excess, never in want.
 - Every cursor sees every mark once, however the other cursors advance.
 - What a failed save had taken is given back before the next one is planned.
+- A row that changed since the base is in ``SinceBase`` or still before the cursor.
 
 Not here: which of the changed rows to save (selection.py); for which models marking lookups is not
 enough (unseen.py).
@@ -230,6 +231,30 @@ def _union(into: Marks, marks: Mapping[str, Words]) -> None:
             bitmap.union_into(into[name], words_W)
         else:
             into[name] = words_W.copy()
+
+
+class SinceBase:
+    """The rows that committed deltas hold since the base; with a cursor's, all that changed."""
+
+    def __init__(self, changed: Marks | None = None) -> None:
+        self._marks: Marks = {} if changed is None else changed
+        self.rows: dict[str, int] = {}
+        """How many they are, by table."""
+        self._count()
+
+    def add(self, marks: Mapping[str, Words]) -> None:
+        """A delta with these rows was committed."""
+        _union(self._marks, marks)
+        self._count()
+
+    def joined(self, marks: Mapping[str, Words]) -> Marks:
+        """They and these: what a floor holds."""
+        both = {name: words_W.copy() for name, words_W in self._marks.items()}
+        _union(both, marks)
+        return both
+
+    def _count(self) -> None:
+        self.rows = {name: int(bitmap.count(words_W)) for name, words_W in self._marks.items()}
 
 
 def _unique(

@@ -121,7 +121,7 @@ class _View:
 
     def steps_of(self, grid: GridEntry) -> tuple[int, ...]:
         """The steps that a grid is of."""
-        return tuple(e.step for e in self.catalog.checkpoints if e.base == grid.base)
+        return tuple(e.step for e in self.catalog.checkpoints if self.catalog.grid_of(e) == grid)
 
     def everyone(self, name: str) -> tuple[int, ...]:
         """The steps that need an object."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from holdfast.checkpoint import fetch, restore
 from holdfast.checkpoint import kills as killing
-from holdfast.checkpoint.catalog import Catalog, GridEntry, SegmentEntry
+from holdfast.checkpoint.catalog import Catalog, CheckpointEntry, GridEntry, SegmentEntry
 from holdfast.checkpoint.kills import NO_KILLS, Kills
 from holdfast.checkpoint.object import Extent, read_index
 from holdfast.checkpoint.run import Run
@@ -28,30 +28,35 @@ from holdfast.report.grid import Bundle, GridCell, GridView, StepRead
 def look(
     run: Run, *, base: int | None = None, step: int | None = None, table: str | None = None
 ) -> GridView:
-    """The grid over a base (default: the step's, or the newest), and what ``step`` reads of it.
+    """The grid over a base or floor (default: the step's, or the newest), and what ``step`` reads.
 
     Raises:
         NotFoundError: no grid, no such base, step or table; lists those that exist.
-        InvalidRequestError: the step stands on another base.
+        InvalidRequestError: the step stands on another base or floor.
     """
     catalog = run.catalog
     grid = _choose_grid(run, base, step)
-    names = _choose_tables(catalog, grid, table)
+    members = [entry for entry in catalog.checkpoints if catalog.grid_of(entry) == grid]
+    bottom_step = members[0].base if members else grid.floor
+    names = _choose_tables(catalog, members, table)
     above = [
         s
         for s in catalog.segments
-        if s.born > grid.base and (grid.end is None or s.born < grid.end) and s.table in names
+        if s.born > grid.floor and (grid.end is None or s.born < grid.end) and s.table in names
     ]
-    bottom = [s for s in catalog.segments if s.born == grid.base and s.table in names]
+    bottom = [s for s in catalog.segments if s.born == bottom_step and s.table in names]
+    below = [s for s in catalog.segments if s.born == grid.floor and s.table in names]
+    below = below if grid.floor > bottom_step else []
     kills = fetch.read_kills(run.storage, grid)
     read = [] if step is None else _read_by(catalog, step, names)
     chunks = _look_at_chunks(run, grid, above, kills, step, {s.extent for s in read})
     births = {s.born for s in above}
-    kept = {e.step for e in catalog.checkpoints if e.base == grid.base and e.step > grid.base}
+    kept = {entry.step for entry in members if entry.step > grid.floor}
     return GridView(
         url=run.url,
-        bases=tuple(item.base for item in catalog.grids),
-        base=grid.base,
+        floors=tuple(item.floor for item in catalog.grids),
+        base=bottom_step,
+        floor=grid.floor,
         end=grid.end,
         through=grid.through,
         tables=names,
@@ -61,15 +66,18 @@ def look(
         base_chunks=len(bottom),
         base_rows=sum(s.rows for s in bottom),
         base_bytes=sum(s.extent.bytes for s in bottom),
+        floor_chunks=len(below),
+        floor_rows=sum(s.rows for s in below),
+        floor_bytes=sum(s.extent.bytes for s in below),
         killed_rows=sum(len(vector) for (name, _), vector in kills.items() if name in names),
         kills_bytes=0 if grid.kills is None else grid.kills.bytes,
         waiting=tuple(sorted(born for born in births if born > grid.through)),
-        read=None if step is None else _add_up(grid, step, read, chunks),
+        read=None if step is None else _add_up(grid, bottom_step, step, read, chunks),
     )
 
 
 def _choose_grid(run: Run, base: int | None, step: int | None) -> GridEntry:
-    grids = {grid.base: grid for grid in run.catalog.grids}
+    grids = {grid.floor: grid for grid in run.catalog.grids}
     if not grids:
         raise NotFoundError(
             "the run has no grid",
@@ -77,29 +85,26 @@ def _choose_grid(run: Run, base: int | None, step: int | None) -> GridEntry:
             todo="a grid is made of increments: train with strategy='incrcp'",
         )
     if base is not None and base not in grids:
-        raise NotFoundError("no grid of this base", base=base, bases=list(grids))
+        raise NotFoundError("no grid of this base or floor", base=base, grids=list(grids))
     if step is None:
         return grids[max(grids) if base is None else base]
     entry = run.catalog.checkpoint(step)
-    if base is not None and entry.base != base:
+    grid = run.catalog.grid_of(entry)
+    floor = run.catalog.floor_of(entry)
+    if base is not None and floor != base:
         raise InvalidRequestError(
-            "the step stands on another base", step=step, its_base=entry.base, base=base,
-            todo=f"leave --base out, or give --base {entry.base}",
+            "the step stands on another base or floor", step=step, its_own=floor, base=base,
+            todo=f"leave --base out, or give --base {floor}",
         )  # fmt: skip
-    if entry.base not in grids:
-        raise NotFoundError(
-            "the step is in no grid", step=step, its_base=entry.base, bases=list(grids)
-        )
-    return grids[entry.base]
+    if grid is None:
+        raise NotFoundError("the step is in no grid", step=step, its_own=floor, grids=list(grids))
+    return grid
 
 
-def _choose_tables(catalog: Catalog, grid: GridEntry, table: str | None) -> tuple[str, ...]:
-    known = dict.fromkeys(
-        schema.name
-        for entry in catalog.checkpoints
-        if entry.base == grid.base
-        for schema in catalog.schema_of(entry)
-    )
+def _choose_tables(
+    catalog: Catalog, members: Sequence[CheckpointEntry], table: str | None
+) -> tuple[str, ...]:
+    known = dict.fromkeys(schema.name for entry in members for schema in catalog.schema_of(entry))
     if table is None:
         return tuple(known)
     if table not in known:
@@ -136,7 +141,7 @@ def _look_at_chunks(
     parts = fetch.PartReader(run.storage)
     chunks = []
     for entry in segments:
-        # A chunk that lives until the next base is row 0 of a grid that is finished.
+        # A chunk that lives until the next base or floor is row 0 of a grid that is finished.
         died = None if entry.died == grid.end else entry.died
         dead = masked = 0
         is_read = entry.extent in read
@@ -208,15 +213,23 @@ def _look_at_objects(run: Run, segments: Sequence[SegmentEntry]) -> tuple[Bundle
 
 
 def _add_up(
-    grid: GridEntry, step: int, read: Sequence[SegmentEntry], chunks: Sequence[_Chunk]
+    grid: GridEntry,
+    bottom_step: int,
+    step: int,
+    read: Sequence[SegmentEntry],
+    chunks: Sequence[_Chunk],
 ) -> StepRead:
-    base = [s for s in read if s.born <= grid.base]
-    above = [s for s in read if s.born > grid.base]
+    base = [s for s in read if s.born <= bottom_step]
+    floor = [s for s in read if bottom_step < s.born <= grid.floor]
+    above = [s for s in read if s.born > grid.floor]
     return StepRead(
         step=step,
         base_segments=len(base),
         base_rows=sum(s.rows for s in base),
         base_bytes=sum(s.extent.bytes for s in base),
+        floor_segments=len(floor),
+        floor_rows=sum(s.rows for s in floor),
+        floor_bytes=sum(s.extent.bytes for s in floor),
         segments=len(above),
         rows=sum(s.rows for s in above),
         bytes=sum(s.extent.bytes for s in above),

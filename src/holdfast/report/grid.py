@@ -72,12 +72,15 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True)
 class StepRead:
-    """What a restore of one step reads: of the base, and of the grid above it."""
+    """What a restore of one step reads: of the base, of the floor, and of the grid above them."""
 
     step: int
     base_segments: int
     base_rows: int
     base_bytes: int
+    floor_segments: int
+    floor_rows: int
+    floor_bytes: int
     segments: int
     rows: int
     bytes: int
@@ -91,8 +94,11 @@ class GridView:
     """One grid of a run: its cells, its objects, and what one step reads of it."""
 
     url: str
-    bases: tuple[int, ...]
+    floors: tuple[int, ...]
+    """What each grid of the run stands on: the step of a floor, or of a base."""
     base: int
+    floor: int
+    """The step of the base where no floor lies between."""
     end: int | None
     through: int
     tables: tuple[str, ...]
@@ -102,11 +108,19 @@ class GridView:
     base_chunks: int
     base_rows: int
     base_bytes: int
+    floor_chunks: int
+    floor_rows: int
+    floor_bytes: int
     killed_rows: int
     kills_bytes: int
     waiting: tuple[int, ...]
     """Births that extraction has not worked off."""
     read: StepRead | None = None
+
+    @property
+    def has_floor(self) -> bool:
+        """Whether the grid stands on a floor over its base."""
+        return self.floor > self.base
 
     @property
     def total(self) -> GridCell:
@@ -244,7 +258,8 @@ def render(
     if seen.cells:
         parts += [draw(seen, width=width, by=by, lines_max=lines_max), Text()]
     else:
-        parts += [Text("no chunks yet: nothing changed since the base", style="dim"), Text()]
+        below = "floor" if seen.has_floor else "base"
+        parts += [Text(f"no chunks yet: nothing changed since the {below}", style="dim"), Text()]
     parts += [totals_table(seen), Text(), notes(seen)]
     return Group(*parts)
 
@@ -255,15 +270,18 @@ def header(seen: GridView) -> RenderableType:
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     grid.add_row("run", seen.url)
-    others = [base for base in seen.bases if base != seen.base]
-    text = f"{seen.base}"
+    others = [floor for floor in seen.floors if floor != seen.floor]
+    text = f"{seen.floor}"
+    if seen.has_floor:
+        text += f", over the base of step {seen.base}"
     if seen.end is not None:
-        text += f", ended by the base of step {seen.end}"
+        text += f", ended at step {seen.end}"
     if others:
-        text += f" ({words.counted(len(others), 'other grid')}, of base {_some(others)}: --base)"
-    grid.add_row("grid of base", text)
+        text += f" ({words.counted(len(others), 'other grid')}, of {_some(others)}: --base)"
+    below = "floor" if seen.has_floor else "base"
+    grid.add_row(f"grid of {below}", text)
     grid.add_row("tables", _some(seen.tables))
-    grid.add_row("checkpoints", f"{words.count(len(seen.checkpoints))} since the base")
+    grid.add_row("checkpoints", f"{words.count(len(seen.checkpoints))} since the {below}")
     return Group(grid, Text())
 
 
@@ -353,12 +371,15 @@ def measured(number: int, by: str) -> str:
 
 
 def totals_table(seen: GridView) -> Table:
-    """Chunks, rows, bytes and dead rows: of the base, of row 0, of the cells; and what is read."""
+    """Chunks, rows, bytes and dead rows: of base and floor, of row 0, of the cells."""
     table = make_table("Chunks")
     table.add_column("", no_wrap=True)
     add_numbers(table, "chunks", "rows", "size", "dead in place", "of its rows")
     table.add_row("base", words.count(seen.base_chunks), words.count(seen.base_rows),
                   words.size(seen.base_bytes), "", "", style="dim")  # fmt: skip
+    if seen.has_floor:
+        table.add_row("floor", words.count(seen.floor_chunks), words.count(seen.floor_rows),
+                      words.size(seen.floor_bytes), "", "", style="dim")  # fmt: skip
     for name, part in (("alive (row 0)", seen.alive), ("extracted", seen.extracted)):
         table.add_row(name, *_numbers(part))
     table.add_section()
@@ -398,6 +419,11 @@ def note_lines(seen: GridView) -> list[tuple[str, str]]:
             f"{words.counted(read.base_segments, 'segment')} of the base, "
             f"{words.size(read.base_bytes)}"
         )
+        if seen.has_floor:
+            text += (
+                f", and {words.counted(read.floor_segments, 'segment')} of the floor, "
+                f"{words.size(read.floor_bytes)}"
+            )
         if read.waiting_segments:
             text += f"; {read.waiting_segments} are not worked off and replayed in order"
         lines.append((f"step {read.step} reads", text))

@@ -57,8 +57,10 @@ def draw_grid(seen: GridView, path: Path, *, by: str = BYTES, kind: str = "png")
 def _title(seen: GridView, plan: Layout) -> str:
     total = seen.total
     where = f"table {seen.tables[0]}" if len(seen.tables) == 1 else f"{len(seen.tables)} tables"
+    below = f"floor {seen.floor} over base" if seen.has_floor else "base"
+    below += f" {seen.base}"
     text = (
-        f"Chunk grid of base {seen.base}: {where}, "
+        f"Chunk grid of {below}: {where}, "
         f"{words.counted(len(seen.checkpoints), 'checkpoint')}\n"
         f"{words.counted(total.chunks, 'chunk')}, {words.counted(total.rows, 'row')}, "
         f"{words.size(total.bytes)}, {words.share(total.dead_rows, total.rows)} of the rows dead "

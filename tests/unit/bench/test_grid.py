@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from holdfast.bench import gridstudy, growth
-from holdfast.bench.grid import QUICK_SIZE, count_dead, first_reset, spread
+from holdfast.bench.grid import QUICK_SIZE, count_dead, count_overwritten, first_reset, spread
 from holdfast.bench.gridrestore import Bare, Reader, restore_all
 from holdfast.bench.gridtrain import (
     DIFFERENTIAL,
@@ -90,13 +90,16 @@ def test_strategies_saved_the_same_rows_at_the_same_steps(
     stores: tuple[Training, Watched, dict[str, Run]],
 ) -> None:
     _, watched, _ = stores
-    saved = {
-        name: [(s.step, s.kind, s.rows) for s in t.saves] for name, t in watched.tallies.items()
-    }
-    assert saved[GRID] == saved[NAIVE] == saved[PURE]
-    assert [step for step, _, _ in saved[DIFFERENTIAL]] == [step for step, _, _ in saved[GRID]]
-    for mine, since_last in zip(saved[DIFFERENTIAL], saved[NAIVE], strict=True):
-        assert mine[2] >= since_last[2]
+    saves = {name: tally.saves for name, tally in watched.tallies.items()}
+    assert [(s.step, s.rows) for s in saves[GRID]] == [(s.step, s.rows) for s in saves[PURE]]
+    assert watched.tallies[GRID].floors and watched.tallies[NAIVE].floors
+    for differential, naive, grid in zip(*(saves[n] for n in STRATEGIES), strict=True):
+        assert differential.step == naive.step == grid.step
+        assert naive.kind == grid.kind
+        if naive.is_floor == grid.is_floor:
+            assert naive.rows == grid.rows
+        if not grid.is_floor:
+            assert differential.rows >= grid.rows
 
 
 def test_every_store_restores_every_step_as_trained(
@@ -119,12 +122,15 @@ def test_every_store_restores_every_step_as_trained(
             assert one.objects <= one.segments
     assert all(one.masked_rows == 0 for one in found[PURE])
     assert any(one.masked_rows for one in found[GRID])
-    # Nothing dead: as many rows as the differential holds, while both lie over the same base.
+    # Nothing dead: as many rows as the differential holds, while both lie over the same base, and
+    # those of a floor that were changed again.
     kinds = [stats.kind for stats in watched.tallies[DIFFERENTIAL].saves]
     for kind, pure, other in zip(kinds[1:], found[PURE][1:], found[DIFFERENTIAL][1:], strict=True):
         if kind == "base":
             break
-        assert pure.changed_rows == other.changed_rows
+        again, rows = count_overwritten(runs[PURE], pure.step)
+        assert pure.changed_rows == other.changed_rows + again
+        assert again <= rows == pure.floor_rows
 
 
 def test_a_store_that_gives_other_values_is_found_out(
@@ -143,10 +149,13 @@ def test_dead_rows_stay_below_what_the_threshold_allows(
     training, _, runs = stores
     found = restore_all(runs, training.targets(), runs[GRID].steps, checksums={})
     dead = count_dead(runs[GRID].catalog, runs[NAIVE].catalog, found[GRID])
-    assert [one.step for one in dead] == list(runs[GRID].steps[1:])
-    for one, restored in zip(dead, found[GRID][1:], strict=True):
+    above = {one.step: one for one in found[GRID] if one.grid_rows}
+    assert [one.step for one in dead] == list(above)
+    assert 1 < len(above) < len(runs[GRID].steps) - 1  # nothing lies above a floor at its own step
+    for one in dead:
+        restored = above[one.step]
         assert one.rows == restored.masked_rows <= one.allowed
-        assert one.share == pytest.approx(one.rows / restored.changed_rows)
+        assert one.share == pytest.approx(one.rows / restored.grid_rows)
 
 
 def test_the_bare_peer_moves_the_rows_a_restore_moves(
@@ -156,15 +165,14 @@ def test_the_bare_peer_moves_the_rows_a_restore_moves(
     training, watched, runs = stores
     targets, run = training.targets(), runs[PURE]
     step = run.steps[-2]
-    changed = Reader(run, targets).changed(step)
-    base = [s for s in run.catalog.alive(step) if s not in changed]
-    assert changed and base
-    bares = [Bare(run, targets, step, segments) for segments in (base, changed)]
+    layers = Reader(run, targets).layers(step)
+    assert all(layers)
+    bares = [Bare(run, targets, step, segments) for segments in layers]
     for columns in targets.values():
         columns[0][:] = -1.0
     with ThreadPoolExecutor(2) as pool:
-        for bare in bares:
-            assert bare.bytes >= sum(s.extent.bytes for s in (base, changed)[bares.index(bare)])
+        for bare, segments in zip(bares, layers, strict=True):
+            assert bare.bytes >= sum(s.extent.bytes for s in segments)
             bare.run(pool)
     assert training.checksum() == watched.checksums[step]
 

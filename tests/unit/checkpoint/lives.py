@@ -49,6 +49,7 @@ class Life:
         extract: hf.Extract | None = None,
         base: str = "recovery-time",
         codec: str = "fp32",
+        floors: bool = False,
         **settings: Any,
     ) -> None:
         self.storage = open_storage(str(storage)) if isinstance(storage, Path | str) else storage
@@ -61,7 +62,7 @@ class Life:
             self.storage,
             model=self.model,
             optimizer=torch.optim.SGD(self.model.parameters(), lr=0.1),
-            strategy=hf.Strategy("mine", base=base, codec=codec, extract=extract),
+            strategy=hf.Strategy("mine", base=base, codec=codec, extract=extract, floors=floors),
             threads=1,
             events=self._hear,
             **settings,

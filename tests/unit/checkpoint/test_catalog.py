@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint import commit as catalogs
-from holdfast.checkpoint.catalog import BASE, DELTA, Catalog, CheckpointEntry, SegmentEntry, Shards
+from holdfast.checkpoint.catalog import (
+    BASE,
+    DELTA,
+    Catalog,
+    CheckpointEntry,
+    GridEntry,
+    SegmentEntry,
+    Shards,
+)
 from holdfast.checkpoint.checksum import as_hex, checksum
 from holdfast.checkpoint.object import ROWS, Extent, object_name
 from holdfast.errors import ConflictError, CorruptDataError, NotFoundError, UnavailableError
@@ -21,7 +29,14 @@ from holdfast.tables import Column, TableSchema
 SCHEMA = (TableSchema("t", 10, (Column("weight", 2),)),)
 
 
-def grown(catalog: Catalog, step: int, kind: str, *, since: int | None = None) -> Catalog:
+def grown(
+    catalog: Catalog,
+    step: int,
+    kind: str,
+    *,
+    since: int | None = None,
+    is_floor: bool = False,
+) -> Catalog:
     """The catalog with one more checkpoint of ten rows."""
     name = object_name(step, ROWS, "aa")
     last = catalog.last
@@ -33,7 +48,9 @@ def grown(catalog: Catalog, step: int, kind: str, *, since: int | None = None) -
         full_bytes=80, stall_s=0.0, reason="", dense=Extent(name, 116, 20, step + 1),
     )  # fmt: skip
     segment = SegmentEntry("t", step, None, 10, 0, 9, extent)
-    return catalog.with_checkpoint(entry, (segment,), ((name, 300),), replaces_since=since)
+    return catalog.with_checkpoint(
+        entry, (segment,), ((name, 300),), replaces_since=since, is_floor=is_floor
+    )
 
 
 def start() -> Catalog:
@@ -61,6 +78,72 @@ def test_delta_since_the_base_replaces_the_deltas_before_it() -> None:
     kept = catalog.keeping(frozenset({6}))
     assert births(kept, 6) == [2, 6]
     assert names(kept) == {object_name(2, ROWS, "aa"), object_name(6, ROWS, "aa")}
+
+
+def with_floors() -> Catalog:
+    """A base at 2, floors at 6 and 10, a base at 14, a floor at 18; increments between."""
+    catalog = start()
+    for step in range(2, 21, 2):
+        if step in (2, 14):
+            catalog = grown(catalog, step, BASE)
+            catalog = catalog.with_grid(GridEntry(step, None, step, None))
+        elif step in (6, 10, 18):
+            base = 2 if step < 14 else 14
+            catalog = grown(catalog, step, DELTA, since=base, is_floor=True)
+        else:
+            catalog = grown(catalog, step, DELTA)
+    return catalog
+
+
+def floors_of(catalog: Catalog) -> list[int]:
+    return [catalog.floor_of(entry) for entry in catalog.checkpoints]
+
+
+def test_a_floor_replaces_what_was_born_since_the_base_and_begins_a_grid() -> None:
+    catalog = with_floors()
+    assert [births(catalog, step) for step in catalog.steps] == [
+        [2], [2, 4], [2, 6], [2, 6, 8], [2, 10], [2, 10, 12], [14], [14, 16], [14, 18],
+        [14, 18, 20],
+    ]  # fmt: skip
+    assert floors_of(catalog) == [2, 2, 6, 6, 10, 10, 14, 14, 18, 18]
+    assert [(g.floor, g.end) for g in catalog.grids] == [
+        (2, 6), (6, 10), (10, 14), (14, 18), (18, None)
+    ]  # fmt: skip
+    for entry in catalog.checkpoints:
+        grid = catalog.grid_of(entry)
+        assert grid is not None and grid.floor == catalog.floor_of(entry)
+
+
+def test_a_grid_belongs_to_the_steps_from_its_floor_to_its_end() -> None:
+    catalog = with_floors()
+    without = dataclasses.replace(
+        catalog, grids=tuple(g for g in catalog.grids if g.floor not in (6, 14))
+    )
+    found = {e.step: without.grid_of(e) for e in without.checkpoints}
+    assert [step for step, grid in found.items() if grid is None] == [6, 8, 14, 16]
+
+
+@pytest.mark.parametrize("step", range(2, 21, 2))
+def test_going_back_forgets_later_floors_and_opens_the_grid_again(step: int) -> None:
+    catalog = with_floors()
+    back = catalog.rewound(step)
+    assert floors_of(back) == floors_of(catalog)[: step // 2]
+    assert births(back, step) == births(catalog, step)
+    if step < 20:
+        assert back.grids[-1].end is None
+        assert all(s.died is None for s in back.alive(step))
+
+
+def test_a_grid_goes_with_the_last_checkpoint_in_it() -> None:
+    kept = with_floors().keeping(frozenset({8, 16, 20}))
+    assert [g.floor for g in kept.grids] == [6, 14, 18]
+    assert [births(kept, step) for step in kept.steps] == [[2, 6, 8], [14, 16], [14, 18, 20]]
+    assert sorted(s.born for s in kept.segments) == [2, 6, 8, 14, 16, 18, 20]
+
+
+def test_floors_return_from_bytes() -> None:
+    catalog = with_floors()
+    assert catalogs.from_bytes(catalogs.to_bytes(catalog)) == catalog
 
 
 def test_retention_keeps_what_a_kept_step_needs() -> None:

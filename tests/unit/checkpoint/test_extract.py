@@ -320,8 +320,8 @@ def test_a_new_base_starts_a_new_grid_and_the_old_one_is_finished(tmp_path: Path
             life.assert_exact()
         life.ck.wait()
         old, new = life.run().catalog.grids
-        assert (old.base, old.through, old.end) == (1, 7, base)
-        assert (new.base, new.through, new.end) == (base, base + 1, None)
+        assert (old.floor, old.through, old.end) == (1, 7, base)
+        assert (new.floor, new.through, new.end) == (base, base + 1, None)
         assert_pure(life)
         grow(life, 3)
         life.assert_exact()

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import holdfast as hf
-from holdfast.checkpoint import fetch, restore
+from holdfast.checkpoint import baseline, fetch, restore
 from holdfast.cli.main import run
+from tests.unit.checkpoint.lives import Life
 from tests.unit.cli.conftest import SMALL
 
 
@@ -25,7 +26,7 @@ def restored(opened: hf.Run, step: int) -> restore.RestoreStats:
 def test_cells_hold_every_chunk_of_the_grid_once(call, gridded: Path) -> None:
     code, data, _ = call("inspect", gridded, "--grid")
     assert code == 0
-    assert (data["base"], data["bases"], data["end"]) == (45, [5, 45], None)
+    assert (data["base"], data["floor"], data["floors"], data["end"]) == (45, 45, [5, 45], None)
     segments = [s for s in hf.open(gridded).catalog.segments if s.born > 45]
     expected: dict[tuple[int, int | None], list[int]] = {}
     for s in segments:
@@ -91,6 +92,41 @@ def test_what_a_step_reads_is_what_its_restore_reads(call, gridded: Path, step: 
         is_inside = cell["born"] <= step and (cell["died"] is None or step < cell["died"])
         assert cell["is_read"] == is_inside
     assert sum(c["masked_rows"] for c in data["cells"]) == read["masked_rows"]
+
+
+@pytest.fixture
+def floored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run with a base at 1 and floors at 4 and 7."""
+    monkeypatch.setattr(baseline, "FLOOR_PAYS_AT", 1e-9)
+    with Life(tmp_path / "run", extract=hf.Extract(0.2), floors=True) as life:
+        for start in range(9):
+            life.save(range(start, 300, 7), range(start, 90, 5))
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(("step", "floor"), [(1, 1), (3, 1), (4, 4), (6, 4), (7, 7), (9, 7)])
+def test_a_grid_over_a_floor_shows_the_floor_like_the_base(
+    call, floored: Path, step: int, floor: int
+) -> None:
+    code, data, _ = call("inspect", floored, "--grid", "--step", step)
+    assert code == 0
+    assert (data["base"], data["floor"], data["floors"]) == (1, floor, [1, 4, 7])
+    opened = hf.open(floored)
+    stats, read = restored(opened, step), data["read"]
+    held = [s for s in opened.catalog.segments if s.born == floor > 1]
+    assert read["floor_rows"] == data["floor_rows"] == sum(s.rows for s in held)
+    assert read["base_bytes"] == stats.base_bytes
+    assert read["base_bytes"] + read["floor_bytes"] + read["bytes"] == stats.bytes
+    assert read["base_rows"] + read["floor_rows"] + read["rows"] == stats.rows
+    assert read["masked_rows"] == stats.masked_rows
+    assert all(floor < cell["born"] < (data["end"] or 10) for cell in data["cells"])
+    text = ["inspect", str(floored), "--grid", "--base", str(floor), "--step", str(step)]
+    assert run(text) == 0
+
+
+def test_a_step_over_another_floor_is_refused(call, floored: Path) -> None:
+    code, data, _ = call("inspect", floored, "--grid", "--base", 4, "--step", 9)
+    assert (code, data["error"]["facts"]["its_own"]) == (1, 7)
 
 
 def test_one_table_and_the_rest_add_up_to_all(call, gridded: Path) -> None:
@@ -176,10 +212,10 @@ def test_a_picture_in_a_folder_that_is_missing_is_refused(
 @pytest.mark.parametrize(
     ("options", "said", "fact"),
     [
-        (["--grid", "--base", 20], "no grid of this base", ("bases", [5, 45])),
+        (["--grid", "--base", 20], "no grid of this base", ("grids", [5, 45])),
         (["--grid", "--step", 7], "no checkpoint of this step", ("step", 7)),
         (["--grid", "--table", "nope"], "no such table", ("table", "nope")),
-        (["--grid", "--base", 45, "--step", 10], "stands on another base", ("its_base", 5)),
+        (["--grid", "--base", 45, "--step", 10], "stands on another base", ("its_own", 5)),
         (["--table", "tables.2.weight"], "option of the grid alone", ("given", ["--table"])),
         (["--svg", "x.svg"], "option of the grid alone", ("given", ["--svg"])),
     ],
