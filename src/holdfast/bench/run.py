@@ -29,6 +29,7 @@ SECTIONS = (
     "growth",
     "priority",
     "accuracy",
+    "emulation",
 )
 
 

@@ -21,6 +21,8 @@ from holdfast.cli.train import Preset, parse_data
 from holdfast.errors import InvalidRequestError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from holdfast.recsys.emulation import Job, Outcome
     from holdfast.recsys.studies import Study
     from holdfast.recsys.updatesize import Updates
@@ -67,6 +69,9 @@ _TAKES: Mapping[Figure, frozenset[str]] = {
 }
 _SEEDS = {Figure.FAILURES: 200}  # a clock without training costs nothing
 _SEEDS_TRAINED = 3
+_STEPS, _BATCH = 800, 512
+# CPR section 4.2 measures after 4096 iterations; 128 is the batch of DLRM's script for this data
+_STEPS_UPDATES, _BATCH_UPDATES = 4096, 128
 _RUNS = 30
 _MODEL, _OTHER = "Model and data", "Other"
 
@@ -97,8 +102,11 @@ def emulate(
         int | None, typer.Option(help="Random scenarios of figures 11 and 12. Default: 30.")
     ] = None,
     steps: Annotated[
-        int, typer.Option(help="Steps of training that stand for the job.", min=1)
-    ] = 800,
+        int | None,
+        typer.Option(
+            help="Steps of training that stand for the job. Default: 800; figure 6: 4096.", min=1
+        ),
+    ] = None,
     hours: Annotated[float, typer.Option(help="Hours of the job.")] = 56.0,
     preset: Annotated[
         Preset, typer.Option(help="Size of the networks.", rich_help_panel=_MODEL)
@@ -107,8 +115,11 @@ def emulate(
         int, typer.Option(help="Rows of all tables.", min=1, rich_help_panel=_MODEL)
     ] = 20_000,
     batch_size: Annotated[
-        int, typer.Option(help="Samples a step.", min=1, rich_help_panel=_MODEL)
-    ] = 512,
+        int | None,
+        typer.Option(
+            help="Samples a step. Default: 512; figure 6: 128.", min=1, rich_help_panel=_MODEL
+        ),
+    ] = None,
     optimizer: Annotated[
         RowOptimizer, typer.Option(help="Of the tables.", rich_help_panel=_MODEL)
     ] = RowOptimizer.SGD,
@@ -150,13 +161,14 @@ def emulate(
 
     if picture is not None:
         report.check_picture(picture)
+    is_updates = figure == Figure.UPDATES
     job = make_job(
         data,
-        steps=steps,
+        steps=steps or (_STEPS_UPDATES if is_updates else _STEPS),
         hours=hours,
         preset=preset.value,
         rows=rows,
-        batch_size=batch_size,
+        batch_size=batch_size or (_BATCH_UPDATES if is_updates else _BATCH),
         optimizer=optimizer.value,
         seed=data_seed,
     )
@@ -213,7 +225,8 @@ def study(figure: Figure, job: Job, chosen: Mapping[str, Any], *, workers: int) 
     torch.set_num_threads(1)  # layers this small lose more to handing work around than they gain
     options = {"seeds": _SEEDS.get(figure, _SEEDS_TRAINED), **chosen}
     if figure == Figure.UPDATES:
-        return updatesize.correlate_updates(job)
+        with _bar(stderr(), "steps") as advance:
+            return updatesize.correlate_updates(job, tell=lambda step: advance(step, job.steps))
     if figure == Figure.FAILURES:
         return studies.study_failures(job, **options)
     with _progress() as tell:
@@ -230,15 +243,12 @@ def study(figure: Figure, job: Job, chosen: Mapping[str, Any], *, workers: int) 
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[Outcome, int, int], None]]:
-    """What is told of a run that ended: a bar on a terminal, a line elsewhere."""
+def _bar(console: Console, what: str) -> Iterator[Callable[[int, int], None]]:
+    """Shows how many are done, of how many; nothing where there is no terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from holdfast.report.emulation import run_line
-
-    console = stderr()
     columns = (
-        TextColumn("emulating"),
+        TextColumn(f"emulating, {what}"),
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -246,10 +256,20 @@ def _progress() -> Iterator[Callable[[Outcome, int, int], None]]:
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
-        task = bar.add_task("runs", total=None)
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[Outcome, int, int], None]]:
+    """What is told of a run that ended: a bar on a terminal, and a line."""
+    from holdfast.report.emulation import run_line
+
+    console = stderr()
+    with _bar(console, "runs") as advance:
 
         def tell(outcome: Outcome, done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
+            advance(done, total)
             console.print(run_line(outcome, done, total), style="dim", soft_wrap=True)
 
         yield tell

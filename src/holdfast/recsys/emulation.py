@@ -21,6 +21,7 @@ Not here: what many runs say together (studies.py), the equations (plan/), savin
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import multiprocessing
 import tempfile
@@ -181,7 +182,7 @@ def plan_run(job: Job, emulated: Emulated) -> RunPlan:
     servers, lost = servers_of(emulated.share)
     interval_h, choice = _choose_interval(job, emulated, servers, lost)
     is_none = emulated.strategy == NONE
-    saves = [] if interval_h is None else _saves(job, interval_h * part_of(emulated))
+    saves = () if interval_h is None else _saves(job, interval_h * part_of(emulated))
     failures = [] if is_none else _failures(job, emulated, servers, lost)
     # a save at the very moment of a failure came first
     actions = sorted([*saves, *failures], key=lambda action: (action.hour, bool(action.servers)))
@@ -215,10 +216,11 @@ def _choose_interval(
     return choice.part_interval_h, choice
 
 
-def _saves(job: Job, every_h: float) -> list[Action]:
+@functools.lru_cache(maxsize=4)  # a study of overheads plans the same thousands for every seed
+def _saves(job: Job, every_h: float) -> tuple[Action, ...]:
     count = int(job.hours / every_h + _WHOLE)
     hours = [min(job.hours, every_h * (index + 1)) for index in range(count)]
-    return [Action(hour, job.step_at(hour)) for hour in hours]
+    return tuple(Action(hour, job.step_at(hour)) for hour in hours)
 
 
 def _failures(job: Job, emulated: Emulated, servers: int, lost: int) -> list[Action]:

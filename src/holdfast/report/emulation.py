@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.errors import InvalidRequestError
-from holdfast.recsys.emulation import Job, Outcome
+from holdfast.recsys.emulation import Job, Outcome, R
 from holdfast.recsys.studies import Line, Study
 from holdfast.recsys.updatesize import Updates
 from holdfast.report import words
@@ -51,10 +51,7 @@ def to_dict(found: Study | Updates) -> dict[str, Any]:
         return {
             "figure": found.figure,
             "job": _job(found.job),
-            "pearson": found.pearson,
-            "pearson_used": found.pearson_used,
-            "pearson_log": found.pearson_log,
-            "tables": [dataclasses.asdict(table) for table in found.tables],
+            "moments": [dataclasses.asdict(moment) for moment in found.moments],
         }
     return {
         "figure": found.figure,
@@ -189,30 +186,41 @@ def _fits_table(found: Study) -> Table:
 
 
 def _render_updates(found: Updates) -> RenderableType:
-    table = make_table("How often rows were used, and how far they moved (L2)")
-    add_numbers(table, "table", "rows", "used", "correlation")
-    for item in found.tables:
-        table.add_row(
+    job = found.job
+    moments = make_table("How often rows were used, and how much they changed: correlations")
+    add_numbers(moments, "after steps", "moved", "in each table", "walked", "pushed", "caught")
+    for moment in found.moments:
+        moments.add_row(
+            words.count(moment.step),
+            *map(_correlation, (moment.moved, moment.within, moment.walked, moment.pushed)),
+            f"{moment.caught:.0%}",
+        )
+    tables = make_table(f"Single tables, after {words.counted(found.last.step, 'step')}")
+    add_numbers(tables, "table", "rows", "used", "moved", "walked", "pushed")
+    for item in found.last.tables:
+        tables.add_row(
             str(item.table),
             words.count(item.rows),
             words.share(item.used, item.rows),
-            _correlation(item.pearson),
+            *map(_correlation, (item.moved, item.walked, item.pushed)),
         )
-    job = found.job
     return Group(
-        table,
+        moments,
         Text(
-            f"\nAfter {words.counted(job.steps, 'step')} of {job.recipe.batch_size} samples "
-            f"({job.recipe.optimizer}, {job.recipe.data}), over the tables that hold 99 % of the "
-            f"rows: Pearson's correlation {_correlation(found.pearson)}; of used rows alone "
-            f"{_correlation(found.pearson_used)}, of their logarithms "
-            f"{_correlation(found.pearson_log)}."
+            f"\nPearson's correlations with how often rows were used, in steps of "
+            f"{job.recipe.batch_size} samples ({job.recipe.optimizer}, {job.recipe.data}), over "
+            "all rows of the tables that hold 99 % of them, used or not. moved: distance from "
+            "the first values, the paper's figure 6 and what SCAR ranks by. walked: the changes "
+            "of all steps, added up. pushed: the gradients of all single uses, added up; grows "
+            f"with use by itself. caught: how much the most used {R:g} of the rows moved, of "
+            "what the best choice of so many did.\n"
         ),
+        tables,
     )
 
 
 def _correlation(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
+    return "–" if value is None else f"{value:.3f}"
 
 
 # Pictures.
@@ -360,10 +368,11 @@ def _draw_updates(figure: Any, found: Updates) -> None:
         axes.scatter(found.counts_N[chosen], found.changes_N[chosen], 4, alpha=0.4)
         axes.set_xlabel("times a row was used")
         axes.set_ylabel("how far it moved (L2)")
+        axes.grid(alpha=0.3)
     logarithmic.set_xscale("log")
     logarithmic.set_yscale("log")
     plain.set_title(
-        f"Pearson's correlation {_correlation(found.pearson)}",
+        f"Pearson's correlation {_correlation(found.last.moved)}",
         loc="left",
         fontsize=10,
         weight="bold",

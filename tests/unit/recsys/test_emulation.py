@@ -346,10 +346,45 @@ def test_fit_is_that_of_numpy() -> None:
 def test_rows_that_are_used_move_and_others_do_not() -> None:
     found = updatesize.correlate_updates(JOB)
     assert np.array_equal(found.counts_N > 0, found.changes_N > 0)
-    assert found.counts_N.sum() == len(found.tables) * JOB.steps * RECIPE.batch_size
-    assert sum(table.rows for table in found.tables) >= 0.99 * RECIPE.rows
-    assert found.pearson == pytest.approx(np.corrcoef(found.counts_N, found.changes_N)[0, 1])
-    assert_shown(found, "Pearson")
+    assert found.counts_N.sum() == len(found.last.tables) * JOB.steps * RECIPE.batch_size
+    assert sum(table.rows for table in found.last.tables) >= 0.99 * RECIPE.rows
+    assert found.last.moved == pytest.approx(np.corrcoef(found.counts_N, found.changes_N)[0, 1])
+    assert_shown(found, "Pearson", "moved", "pushed")
+
+
+def test_watching_rows_leaves_the_training_as_it_is() -> None:
+    found = updatesize.correlate_updates(JOB, seed=3)
+    plain = emulation.start_training(JOB, seed=3)
+    tables = [plain.model.get_submodule(f"tables.{use.table}") for use in found.last.tables]
+    first = [table.weight.detach().clone() for table in tables]
+    emulation.train_job(JOB, plain, lambda step: None)
+    moved = [(t.weight.detach() - f).norm(dim=1) for t, f in zip(tables, first, strict=True)]
+    assert np.array_equal(found.changes_N, torch.cat(moved).double().numpy())
+
+
+def test_one_step_walks_as_far_as_it_moves_and_many_walk_further() -> None:
+    found = updatesize.correlate_updates(dataclasses.replace(JOB, steps=64))
+    first, last = found.moments[0], found.last
+    assert [moment.step for moment in found.moments] == [1, 4, 16, 64]
+    assert first.moved == pytest.approx(first.walked)
+    assert last.moved != pytest.approx(last.walked)
+
+
+def test_with_one_sample_a_step_a_use_is_a_step() -> None:
+    """Plain SGD: a step is the gradient of its only sample, so that both sums go together."""
+    recipe = dataclasses.replace(RECIPE, batch_size=1, optimizer="sgd")
+    last = updatesize.correlate_updates(Job(steps=40, recipe=recipe)).last
+    assert last.walked == pytest.approx(last.pushed, abs=1e-4)
+    batches = dataclasses.replace(RECIPE, batch_size=64, optimizer="sgd")
+    many = updatesize.correlate_updates(Job(steps=10, recipe=batches)).last
+    assert many.walked != pytest.approx(many.pushed, abs=1e-3)
+
+
+def test_counters_that_name_the_rows_that_moved_catch_everything() -> None:
+    changes = [np.array([3.0, 1.0, 0.0, 2.0]), np.array([1.0, 5.0])]
+    assert updatesize.caught(changes, changes, r=0.5) == 1.0
+    assert updatesize.caught([-c for c in changes], changes, r=0.5) == pytest.approx(2 / 10)
+    assert updatesize.caught(changes, [0 * c for c in changes], r=0.5) == 1.0
 
 
 def assert_shown(found: Any, *expected: str) -> None:
