@@ -104,7 +104,7 @@ class Cluster:
             self.spec,
             worker=worker,
             token=self._token,
-            get_view=lambda after: self._coordinator.view,
+            get_view=self._coordinator.get_view,
             two_phase=self.settings.two_phase,
         )
 

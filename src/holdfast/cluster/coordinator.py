@@ -113,6 +113,21 @@ class Coordinator:
         assert self._view is not None
         return self._view
 
+    def get_view(self, after: int | None = None) -> View:
+        """The members now; with ``after``, waits a while for a newer version than that.
+
+        Raises:
+            HoldfastError: what cannot be made good.
+        """
+        ends_at = time.monotonic() + _POLL_S
+        with self._changed:
+            while after is not None and self.view.version <= after and not self._is_closing:
+                self.check()
+                if not self._changed.wait(max(0.0, ends_at - time.monotonic())):
+                    break
+            self.check()
+            return self.view
+
     def process(self, server: int) -> Process:
         """The process that is a server now."""
         return self._members[server]
@@ -468,7 +483,7 @@ class Coordinator:
         meta = message.meta
         match message.kind:
             case "view":
-                return self._answer_view(meta.get("after"))
+                return Message("view", {"view": self.get_view(meta.get("after")).to_json()})
             case "progress":
                 self._queue.put(lambda: self._progressed(meta))
                 return Message("heard")
@@ -478,15 +493,6 @@ class Coordinator:
                 return self._answer_lease(int(meta["worker"]), meta.get("done"))
         raise InvalidRequestError("unknown kind of message", kind=message.kind)
 
-    def _answer_view(self, after: int | None) -> Message:
-        ends_at = time.monotonic() + _POLL_S
-        with self._changed:
-            while after is not None and self.view.version <= after and not self._is_closing:
-                self.check()
-                if not self._changed.wait(max(0.0, ends_at - time.monotonic())):
-                    break
-            self.check()
-            return Message("view", {"view": self.view.to_json()})
 
     def _answer_turn(self, worker: int) -> Message:
         """A worker has staged: may it commit? Waits a while for its turn."""
