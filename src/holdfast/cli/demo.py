@@ -1,6 +1,8 @@
-"""``holdfast demo``: train, kill the process half-way, resume, and show what that cost.
+"""``holdfast demo``: kill processes while a model trains; see what survives and what it costs.
 
-    child: holdfast train --events FILE          parent: follows FILE, draws, kills, starts again
+    cluster: servers are killed one after the other, training goes on      (cluster.py)
+    checkpoints: the training process itself is killed half-way, and resumed
+        child: holdfast train --events FILE      parent: follows FILE, draws, kills, starts again
 
 The child is the ordinary command in its own process and dies by SIGKILL: no handler of ours runs.
 
@@ -10,35 +12,60 @@ Invariant: no child outlives the demo, however it ends.
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli.cluster import terminable
 from holdfast.cli.output import Json, show, stderr
 
 if TYPE_CHECKING:
     from holdfast import events
+    from holdfast.cli.cluster import ClusterJob
     from holdfast.cli.progress import TrainingBar
 
 _POLL_S = 0.02
 _GOODBYE_S = 10.0
 
+_STEPS, _STEPS_SHORT = 400, 160  # of the checkpoints' part, alone and after the cluster's
+_CLUSTER_BATCHES, _CLUSTER_ROWS, _CLUSTER_BATCH = 120, 60_000, 512
+
+
+class Part(StrEnum):
+    """What there is to see."""
+
+    ALL = "all"
+    CLUSTER = "cluster"
+    CHECKPOINTS = "checkpoints"
+
 
 def demo(
+    part: Annotated[
+        Part, typer.Option(help="The cluster, the checkpoints in full, or both in short.")
+    ] = Part.ALL,
     folder: Annotated[
         Path, typer.Option("--folder", help="Where the demo's own folder is made.")
     ] = Path("runs"),
-    steps: Annotated[int, typer.Option(min=4, help="Steps in all.")] = 400,
-    rows: Annotated[int, typer.Option(min=104, help="Rows of all tables together.")] = 500_000,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples a step.")] = 1024,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=4, help="Steps in all. Default: what takes half a minute.", show_default=False
+        ),
+    ] = None,
+    rows: Annotated[
+        int, typer.Option(min=104, help="Rows of all tables together; fewer on the cluster.")
+    ] = 500_000,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Samples a step; fewer on the cluster.")
+    ] = 1024,
     every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 40,
     codec: Annotated[
         str | None, typer.Option(help="How weights are stored; default: by expected restores.")
@@ -46,27 +73,96 @@ def demo(
     seed: Annotated[int, typer.Option(min=0)] = 0,
     has_twin: Annotated[
         bool,
-        typer.Option(
-            "--compare/--no-compare", help="Train a second time, never killed, and compare."
-        ),
+        typer.Option("--compare/--no-compare", help="Train again, nothing killed, and compare."),
     ] = True,
     as_json: Json = False,
 ) -> None:
-    """Train, kill the process half-way, resume: see what survives and what it costs."""
+    """Kill processes while a model trains: see what survives and what it costs.
+
+    First servers of a cluster, which goes on without a pause; then a training process, which is
+    resumed from its last checkpoint.
+    """
     from holdfast.errors import InvalidRequestError
 
-    if steps < 2 * every:
+    in_full = part == Part.CHECKPOINTS
+    own_steps = steps or (_STEPS if in_full else _STEPS_SHORT)
+    if part != Part.CLUSTER and own_steps < 2 * every:
         raise InvalidRequestError(
             "too few steps for a checkpoint before the kill and one after it",
-            steps=steps,
+            steps=own_steps,
             every=every,
             todo=f"use --steps {4 * every} or a smaller --every",
         )
     home = _make_home(folder)
-    options = ["--steps", steps, "--rows", rows, "--batch-size", batch_size, "--every", every]
-    options += ["--seed", seed, *(["--codec", codec] if codec else [])]
-    setting = Setting(home, [str(option) for option in options], steps, every)
-    _run(setting, has_twin=has_twin, as_json=as_json)
+    facts: dict[str, Any] = {}
+    if part == Part.CLUSTER or (part == Part.ALL and _has_cluster()):
+        job = cluster_job(
+            home,
+            rows=rows,
+            batch_size=batch_size,
+            batches=steps or _CLUSTER_BATCHES,
+            seed=seed,
+            is_compared=has_twin,
+        )
+        facts["cluster"] = _show_cluster(job, as_json=as_json)
+    if part == Part.CLUSTER:
+        if as_json:
+            print(json.dumps(facts, indent=2))
+    else:
+        options = ["--steps", own_steps, "--rows", rows, "--batch-size", batch_size]
+        options += ["--every", every, "--seed", seed, *(["--codec", codec] if codec else [])]
+        setting = Setting(home, [str(option) for option in options], own_steps, every)
+        facts["sound"] = _run(setting, facts, has_twin=has_twin and in_full, as_json=as_json)
+    if not (facts.get("sound", True) and facts.get("cluster", {}).get("sound", True)):
+        raise typer.Exit(1)
+
+
+def _has_cluster() -> bool:
+    """Whether what a cluster needs is installed; says so if not."""
+    from holdfast.errors import InvalidRequestError
+
+    try:
+        import holdfast.cluster.wire  # noqa: F401
+    except InvalidRequestError as error:
+        stderr().print(f"without the cluster's part: {error}", markup=False, soft_wrap=True)
+        return False
+    return True
+
+
+def cluster_job(
+    home: Path, *, rows: int, batch_size: int, batches: int, seed: int, is_compared: bool
+) -> ClusterJob:
+    """What the cluster's part trains: one server is killed at a third, another at two thirds."""
+    from holdfast.cli.cluster import ECREC, ClusterJob, Strike
+    from holdfast.recsys.clustertrain import Layout, Workload
+
+    return ClusterJob(
+        strategy=ECREC,
+        workload=Workload(
+            rows=min(rows, _CLUSTER_ROWS), batch_size=min(batch_size, _CLUSTER_BATCH), seed=seed
+        ),
+        layout=Layout(servers=5, data=4, parity=1),
+        workers=2,
+        batches=batches,
+        strikes=(Strike(1, 1 / 3, "SIGKILL"), Strike(3, 2 / 3, "SIGKILL")),
+        is_audited=True,
+        is_compared=is_compared,
+        is_patient=True,
+        silence_s=5.0,  # nothing hangs here; a laptop at its limits may seem to
+        events_file=home / "cluster-events.jsonl",
+        picture=home / "cluster.png",
+    )
+
+
+def _show_cluster(job: ClusterJob, *, as_json: bool) -> dict[str, Any]:
+    """Train on a cluster that loses servers, and show it; its facts."""
+    from holdfast.cli.cluster import train_on_cluster
+
+    with terminable():
+        story = train_on_cluster(job, stderr())
+    if not as_json:
+        show({}, lambda width: story.render("Holdfast demo: a cluster"), is_json=False)
+    return story.to_dict()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +200,8 @@ def _make_home(folder: Path) -> Path:
     raise FileExistsError(home)
 
 
-def _run(setting: Setting, *, has_twin: bool, as_json: bool) -> None:
+def _run(setting: Setting, facts: dict[str, Any], *, has_twin: bool, as_json: bool) -> bool:
+    """Train, kill, resume and show it, after these facts; whether all that was stored is sound."""
     from holdfast.cli.follow import Follower
     from holdfast.cli.progress import watch_training
     from holdfast.report import story as stories
@@ -120,7 +217,7 @@ def _run(setting: Setting, *, has_twin: bool, as_json: bool) -> None:
         markup=False,
         soft_wrap=True,
     )
-    with watch_training(console, setting.steps) as watch, _terminable():
+    with watch_training(console, setting.steps) as watch, terminable():
 
         def look() -> None:
             for event in follower.read():
@@ -129,7 +226,7 @@ def _run(setting: Setting, *, has_twin: bool, as_json: bool) -> None:
 
         killed_at = _train_and_kill(setting, happened, look)
         watch.say(f"SIGKILL at step {_last_step(happened)}; starting the same command again ...")
-        facts = _train_to_end(setting, "run", look)
+        best_auc = _train_to_end(setting, "run", look)["best_auc"]
         twin_auc = _train_twin(setting, watch) if has_twin else None
         watch.say("reading back and verifying every byte ...")
         is_sound = _is_sound(setting.url)
@@ -139,16 +236,15 @@ def _run(setting: Setting, *, has_twin: bool, as_json: bool) -> None:
     if not has_picture:
         console.print("no picture: matplotlib is missing (pip install 'holdfast[plots]')")
     story = stories.Story(
-        training=summarize(happened, best_auc=facts["best_auc"]),
+        training=summarize(happened, best_auc=best_auc),
         kill=kill,
         uninterrupted_auc=twin_auc,
         is_sound=is_sound,
         seconds=time.perf_counter() - began,
         picture=picture if has_picture else None,
     )
-    show(story.to_dict(), lambda width: stories.render(story), is_json=as_json)
-    if not is_sound:
-        raise typer.Exit(1)
+    show({**facts, **story.to_dict()}, lambda width: stories.render(story), is_json=as_json)
+    return is_sound
 
 
 def _train_and_kill(
@@ -264,17 +360,3 @@ def _check_exit(setting: Setting, name: str, code: int) -> None:
             said=lines[-1] if lines else "",
             todo=f"see {log}",
         )
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM unwind the stack as Ctrl-C does, so that the child is ended too."""
-
-    def leave(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -1,32 +1,24 @@
 """``holdfast train``: train a click model with checkpoints; the same command again resumes.
 
-    options -> Recipe -> the plan saved with the run, or a new one -> model, reader, checkpointer
-    -> steps -> AUC -> summary
+    options -> Job -> trainjob.py          with --workers: options -> ClusterJob -> cluster.py
 
-Ctrl-C and SIGTERM end the loop after the step it is in, save that step and leave: nothing is lost.
+Invariant: an option that would be passed over is refused.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import signal
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from holdfast.cli.output import Json, show, stderr
+from holdfast.cli.output import Json
 
 if TYPE_CHECKING:
-    from holdfast import events
-    from holdfast.checkpoint.checkpointer import Checkpointer
     from holdfast.checkpoint.strategy import Strategy
-    from holdfast.recsys.train import Plan, Recipe
+    from holdfast.recsys.clustertrain import Workload
 
 
 class Model(StrEnum):
@@ -50,8 +42,11 @@ class Optimizer(StrEnum):
     """The tables' optimizers there are."""
 
     SGD = "sgd"
+    MOMENTUM = "momentum"
     ADAGRAD = "adagrad"
+    ROWWISE_ADAGRAD = "rowwise-adagrad"
     SPARSE_ADAM = "sparse-adam"
+    ADAM = "adam"
 
 
 class StrategyName(StrEnum):
@@ -64,6 +59,9 @@ class StrategyName(StrEnum):
     CPR_MFU = "cpr-mfu"
     CPR_SSU = "cpr-ssu"
     CPR_SCAR = "cpr-scar"
+    NONE = "none"
+    ECRM = "ecrm"
+    ECREC = "ecrec"
 
 
 class BasePolicy(StrEnum):
@@ -76,7 +74,26 @@ class BasePolicy(StrEnum):
     RECOVERY_TIME = "recovery-time"
 
 
+class Code(StrEnum):
+    """The codes there are."""
+
+    XOR = "xor"
+    RS = "rs"
+    SUM = "sum"
+
+
 _MODEL, _SAVES, _DATA, _OTHER = "Model", "Checkpoints", "Data", "Other"
+_CLUSTER = "Cluster (with --workers)"
+
+# what means something only on one machine, and only on a cluster
+_LOCAL_OPTIONS = (
+    "url", "base_policy", "codec", "state_codec", "extract", "expected_restores", "keep", "lose",
+    "prefetch", "threads",
+)  # fmt: skip
+_CLUSTER_OPTIONS = (
+    "data_rows", "parity", "code", "kill", "stop", "spares", "silence", "is_audited",
+    "is_compared", "picture",
+)  # fmt: skip
 
 
 def _option(help_: str, panel: str, *names: str, **more: Any) -> Any:
@@ -84,16 +101,24 @@ def _option(help_: str, panel: str, *names: str, **more: Any) -> Any:
 
 
 def train(
+    context: typer.Context,
     url: Annotated[str, _option("Where checkpoints go: a folder or URL.", _SAVES)] = "runs/train",
     model: Annotated[Model, _option("Kind of model.", _MODEL)] = Model.DLRM,
     preset: Annotated[Preset, _option("Size of its networks.", _MODEL)] = Preset.SMALL,
     rows: Annotated[int, _option("Rows of all tables together.", _MODEL, min=1)] = 500_000,
-    optimizer: Annotated[Optimizer, _option("Of the tables.", _MODEL)] = Optimizer.ADAGRAD,
+    optimizer: Annotated[
+        Optimizer,
+        _option("Of the tables; momentum, rowwise-adagrad and adam on a cluster only.", _MODEL),
+    ] = Optimizer.ADAGRAD,
     steps: Annotated[int, _option("Steps in all, resumed ones included.", _OTHER, min=1)] = 1000,
     batch_size: Annotated[int, _option("Samples a step.", _DATA, min=1)] = 1024,
     strategy: Annotated[
-        StrategyName, _option("How to checkpoint.", _SAVES)
-    ] = StrategyName.CHECK_N_RUN,
+        StrategyName | None,
+        _option(
+            "What survives failures. Default: check-n-run; with --workers ecrec (or ecrm, none).",
+            _SAVES,
+        ),
+    ] = None,
     base_policy: Annotated[
         BasePolicy | None, _option("When to take a base, if not as the strategy says.", _SAVES)
     ] = None,
@@ -119,7 +144,56 @@ def train(
     keep: Annotated[int | None, _option("Keep only the last so many.", _SAVES, min=1)] = None,
     servers: Annotated[
         int | None,
-        _option("Divide the rows among so many servers, recovered apart.", _SAVES, min=1),
+        _option(
+            "Divide the rows among so many servers, recovered apart; with --workers: processes.",
+            _SAVES,
+            min=1,
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        _option("Train on a cluster, by so many worker processes.", _CLUSTER, min=1),
+    ] = None,
+    data_rows: Annotated[
+        int | None, _option("Rows of a stripe (k). Default: up to 4.", _CLUSTER, min=1)
+    ] = None,
+    parity: Annotated[
+        int | None, _option("Parity rows of a stripe (r). Default: 1.", _CLUSTER, min=0)
+    ] = None,
+    code: Annotated[
+        Code | None, _option("Of stripes. Default: xor for one parity row, else rs.", _CLUSTER)
+    ] = None,
+    kill: Annotated[
+        list[str] | None,
+        _option(
+            "SIGKILL a server when that share of the batches is done (repeatable).",
+            _CLUSTER,
+            metavar="SERVER@SHARE",
+        ),
+    ] = None,
+    stop: Annotated[
+        list[str] | None,
+        _option("The same with SIGSTOP: it hangs.", _CLUSTER, metavar="SERVER@SHARE"),
+    ] = None,
+    spares: Annotated[
+        int, _option("Servers that wait to take a lost one's place.", _CLUSTER, min=0)
+    ] = 1,
+    silence: Annotated[
+        float,
+        _option(
+            "Seconds after which a silent server is taken for dead; 0: never.",
+            _CLUSTER,
+            min=0,
+        ),
+    ] = 1.0,
+    is_audited: Annotated[
+        bool, _option("Recompute every stripe after the run.", _CLUSTER, "--audit")
+    ] = False,
+    is_compared: Annotated[
+        bool, _option("Train again without the kills, and compare.", _CLUSTER, "--compare")
+    ] = False,
+    picture: Annotated[
+        Path | None, _option("Draw throughput over time here.", _CLUSTER, "--png", "--svg")
     ] = None,
     lose: Annotated[
         list[str] | None,
@@ -147,7 +221,9 @@ def train(
         ),
     ] = None,
     seed: Annotated[int, _option("Of the model and the synthetic clicks.", _OTHER, min=0)] = 0,
-    workers: Annotated[int, _option("Processes that prefetch synthetic clicks.", _DATA, min=0)] = 0,
+    prefetch: Annotated[
+        int, _option("Processes that prefetch synthetic clicks.", _DATA, min=0)
+    ] = 0,
     threads: Annotated[
         int | None, _option("Torch's threads. Default: 1 for small models.", _OTHER, min=1)
     ] = None,
@@ -156,10 +232,49 @@ def train(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Train a click model with checkpoints. The same command again resumes."""
+    """Train a click model with checkpoints. The same command again resumes.
+
+    With --workers: train on a cluster of processes that loses servers and goes on.
+    """
+    from holdfast.cli.trainjob import Job, run_job
     from holdfast.recsys.train import Recipe
 
+    check_options(context, is_cluster=workers is not None)
     kind, files = parse_data(data or ["clicks"])
+    if workers is not None:
+        from holdfast.cli.cluster import ClusterJob, choose_layout, parse_strikes, run_cluster_job
+
+        chosen = (strategy or StrategyName.ECREC).value
+        layout = choose_layout(
+            chosen,
+            servers=5 if servers is None else servers,
+            data=data_rows,
+            parity=parity,
+            code=None if code is None else code.value,
+            optimizer=optimizer.value,
+        )
+        strikes = parse_strikes(kill or [], layout.servers, "SIGKILL")
+        strikes += parse_strikes(stop or [], layout.servers, "SIGSTOP")
+        workload = make_workload(
+            model.value, preset.value, rows, batch_size, seed, kind=kind, touched=touched,
+            interval=every,
+        )  # fmt: skip
+        cluster_job = ClusterJob(
+            strategy=chosen,
+            workload=workload,
+            layout=layout,
+            workers=workers,
+            batches=steps,
+            strikes=strikes,
+            is_audited=is_audited,
+            is_compared=is_compared,
+            spares=spares,
+            silence_s=silence,
+            events_file=events_file,
+            picture=picture,
+        )
+        run_cluster_job(cluster_job, is_json=as_json)
+        return
     recipe = Recipe(
         model=cast(Any, model.value),
         preset=preset.value,
@@ -176,17 +291,74 @@ def train(
         "state_codec": state_codec,
         "expected_restores": expected_restores,
         "keep": keep,
-        "strategy": choose_strategy(strategy.value, base_policy, extract),
+        "strategy": choose_strategy(
+            (strategy or StrategyName.CHECK_N_RUN).value, base_policy, extract
+        ),
         "servers": servers,
         "total_steps": steps,
     }
     losses = parse_losses(lose or [], servers)
     if threads is None and preset in (Preset.TINY, Preset.SMALL):
         threads = 1  # layers this small lose more to handing work around than they gain
-    job = Job(url, recipe, files, steps, settings, workers, threads, events_file, losses)
-    code = run_job(job, is_json=as_json)
-    if code:
-        raise typer.Exit(code)
+    job = Job(url, recipe, files, steps, settings, prefetch, threads, events_file, losses)
+    exit_code = run_job(job, is_json=as_json)
+    if exit_code:
+        raise typer.Exit(exit_code)
+
+
+def check_options(context: typer.Context, *, is_cluster: bool) -> None:
+    """Refuse options that would be passed over.
+
+    Raises:
+        InvalidRequestError: names them as they were written.
+    """
+    from holdfast.errors import InvalidRequestError
+
+    foreign = _LOCAL_OPTIONS if is_cluster else _CLUSTER_OPTIONS
+    given = [
+        str(parameter.opts[0])
+        for parameter in context.command.params
+        if parameter.name in foreign
+        and getattr(context.get_parameter_source(str(parameter.name)), "name", "") == "COMMANDLINE"
+    ]
+    if given:
+        raise InvalidRequestError(
+            "these options mean nothing on a cluster" if is_cluster
+            else "these options are of training on a cluster",
+            options=given,
+            todo="leave out --workers" if is_cluster else "give --workers too",
+        )  # fmt: skip
+
+
+def make_workload(
+    model: str,
+    preset: str,
+    rows: int,
+    batch_size: int,
+    seed: int,
+    *,
+    kind: str,
+    touched: float | None,
+    interval: int,
+) -> Workload:
+    """What a cluster trains.
+
+    Raises:
+        InvalidRequestError: other data than a cluster's workers read.
+    """
+    from holdfast.errors import InvalidRequestError
+    from holdfast.recsys.clustertrain import Workload
+    from holdfast.recsys.train import choose_skew
+
+    if kind != "clicks":
+        raise InvalidRequestError("workers of a cluster read synthetic clicks", data=kind)
+    found = Workload(
+        model=cast(Any, model), preset=preset, rows=rows, batch_size=batch_size, seed=seed
+    )
+    if touched is None:
+        return found
+    recipe = dataclasses.replace(found.recipe, touched=touched)
+    return dataclasses.replace(found, skew=choose_skew(recipe, interval=interval))
 
 
 def choose_strategy(name: str, base_policy: BasePolicy | None, extract: float | None) -> Strategy:
@@ -197,7 +369,12 @@ def choose_strategy(name: str, base_policy: BasePolicy | None, extract: float | 
     """
     from holdfast.checkpoint.grid import as_extract
     from holdfast.checkpoint.strategy import STRATEGIES
+    from holdfast.errors import InvalidRequestError
 
+    if name not in STRATEGIES:
+        raise InvalidRequestError(
+            "this strategy is one of a cluster", strategy=name, todo="give --servers and --workers"
+        )
     other: dict[str, Any] = {}
     if base_policy is not None:
         other["base"] = base_policy.value
@@ -253,189 +430,3 @@ def parse_data(given: list[str]) -> tuple[str, list[str]]:
     if (kind == "clicks") == any(paths) or (kind != "clicks" and not all(paths)):
         raise InvalidRequestError("data with the wrong path", data=given, todo=todo)
     return kind, [] if kind == "clicks" else paths
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One training process: what to train, where to, how."""
-
-    url: str
-    recipe: Recipe
-    files: list[str]
-    steps: int
-    settings: dict[str, Any]
-    workers: int
-    threads: int | None
-    events_file: Path | None
-    losses: Mapping[int, list[int]] = field(default_factory=dict)
-    """Servers that lose their rows, by step."""
-
-
-def run_job(job: Job, *, is_json: bool) -> int:
-    """Train to the end, or until asked to stop; the exit code."""
-    import torch
-
-    from holdfast import events
-    from holdfast.checkpoint.checkpointer import Checkpointer
-    from holdfast.cli.progress import watch_training
-    from holdfast.recsys.train import evaluate, make_training
-    from holdfast.recsys.train import train as train_steps
-    from holdfast.report import training as report
-
-    # torch warns when nobody has chosen; its own optimizers make the sparse tensors
-    torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
-    if job.threads is not None:
-        torch.set_num_threads(job.threads)
-    happened: list[events.Event] = []
-    sinks: list[events.Sink] = [_remember(happened)]
-    if job.events_file is not None:
-        sinks.append(events.json_lines(job.events_file))
-    console = stderr()
-    plan = find_plan(job.url, job.recipe, interval=job.settings["every"])
-    training = make_training(plan, files=job.files, workers=job.workers, steps=job.steps)
-    best_auc = None
-    with watch_training(console, job.steps) as watch, _stop_signals() as stop:
-        log = events.EventLog([*sinks, watch])
-        with Checkpointer(
-            job.url,
-            model=training.model,
-            optimizer=training.optimizers,
-            reader=training.reader,
-            extras={"plan": training.plan},
-            events=log,
-            **job.settings,
-        ) as ck:
-            start = ck.resume()
-            step = train_steps(
-                training,
-                start=start,
-                steps=job.steps,
-                after_step=lambda: _step(ck, training.model, training.optimizers, job.losses),
-                emit=log.emit,
-                report_every=max(1, job.steps // 200),
-                should_stop=lambda: stop.signal is not None,
-            )
-            ck.wait()
-            if step > start and step not in ck.steps:
-                ck.save().durable()
-            if stop.signal is None:
-                auc = evaluate(training.model, training.heldout())
-                best_auc = training.best_auc()
-                log.emit(_final(step, job.steps, happened, auc))
-    told = report.summarize(happened, best_auc=best_auc)
-    if stop.signal is not None:
-        console.print(
-            f"holdfast: stopped at step {step} of {job.steps}, which is saved; "
-            "the same command again goes on from there",
-            soft_wrap=True,
-        )
-    elif start >= job.steps:
-        console.print(
-            f"holdfast: the run is at step {start} already; give more --steps to train on",
-            soft_wrap=True,
-        )
-    facts = {**told.to_dict(), "steps_total": job.steps, "is_complete": stop.signal is None}
-    show(facts, lambda width: _draw(told), is_json=is_json)
-    return 0 if stop.signal is None else 128 + stop.signal
-
-
-def _step(ck: Checkpointer, model: Any, optimizers: Any, losses: Mapping[int, list[int]]) -> None:
-    """Count a step; then let servers fail that are to fail after it."""
-    from holdfast.tables import find_tables, lose_rows
-
-    ck.step()
-    failed = losses.get(ck.current_step)
-    placement = ck.settings.placement
-    if failed and placement is not None:
-        lose_rows(find_tables(model, optimizers), placement, failed)
-        ck.recover(failed)
-
-
-def find_plan(url: str, recipe: Recipe, *, interval: int) -> Plan:
-    """The plan of the run that is there, or a new one.
-
-    Raises:
-        InvalidRequestError: the run was started with other settings, or not by this command.
-    """
-    from holdfast.checkpoint import run as runs
-    from holdfast.errors import InvalidRequestError, NotFoundError
-    from holdfast.recsys.train import Plan, check_same, choose_skew, parse_plan
-
-    try:
-        run = runs.open(url)
-    except NotFoundError:
-        run = None
-    if run is None or not run.steps:
-        return Plan(recipe, choose_skew(recipe, interval=interval))
-    saved = run.dense(run.steps[-1])["extras"].get("plan")
-    if saved is None:
-        raise InvalidRequestError(
-            "the run there was not made by 'holdfast train'", url=run.url, todo="give another --url"
-        )
-    plan = parse_plan(saved)
-    check_same(plan.recipe, recipe)
-    return plan
-
-
-def _final(
-    step: int, steps: int, happened: list[events.Event], auc: float | None
-) -> events.TrainProgress:
-    """The last report, with the AUC."""
-    from holdfast import events
-
-    last = [item for item in happened if isinstance(item, events.TrainProgress)]
-    return events.TrainProgress(
-        step=step,
-        steps_total=steps,
-        samples=last[-1].samples if last else 0,
-        loss=last[-1].loss if last else 0.0,
-        seconds=last[-1].seconds if last else 0.0,
-        auc=auc,
-    )
-
-
-def _draw(told: Any) -> Any:
-    from rich.console import Group
-    from rich.text import Text
-
-    from holdfast.report import training as report
-
-    parts: list[Any] = [report.checkpoints_table(told), Text()] if told.checkpoints else []
-    return Group(*parts, report.summary_table(told))
-
-
-def _remember(happened: list[events.Event]) -> Callable[[events.Event], None]:
-    """A sink that keeps what a summary needs; progress of a single save is not."""
-    from holdfast import events
-
-    def keep(event: events.Event) -> None:
-        if not isinstance(event, events.SaveProgress):
-            happened.append(event)
-
-    return keep
-
-
-@dataclass(slots=True)
-class _Stop:
-    """Which signal asked the loop to stop, if one did."""
-
-    signal: int | None = None
-
-
-@contextmanager
-def _stop_signals() -> Iterator[_Stop]:
-    """Turn the first Ctrl-C or SIGTERM into a request; a second one interrupts at once."""
-    stop = _Stop()
-
-    def ask(number: int, frame: object) -> None:
-        if stop.signal is not None:
-            raise KeyboardInterrupt
-        stop.signal = number
-        print("holdfast: stopping after this step ...", file=sys.stderr)
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -13,6 +13,7 @@ from holdfast import events
 from holdfast.cli.follow import Follower
 
 COMMAND = [sys.executable, "-m", "holdfast.cli.main", "demo", "--json", "--every", "20"]
+COMMAND += ["--part", "checkpoints"]
 TINY = ["--rows", "3000", "--batch-size", "64", "--steps", "200", "--no-compare"]
 
 

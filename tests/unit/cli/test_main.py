@@ -10,9 +10,10 @@ import pytest
 
 from holdfast.checkpoint.baseline import POLICIES
 from holdfast.checkpoint.strategy import STRATEGIES
-from holdfast.cli import train
+from holdfast.cli import cluster, train
 from holdfast.cli.main import run
 from holdfast.recsys import PRESETS
+from holdfast.recsys.clustertrain import RATES
 from holdfast.recsys.train import OPTIMIZERS
 
 
@@ -67,6 +68,6 @@ def test_a_command_written_wrongly_exits_with_2_and_names_the_help(
 
 def test_the_choices_are_the_librarys() -> None:
     assert {item.value for item in train.Preset} == set(PRESETS)
-    assert {item.value for item in train.Optimizer} == set(OPTIMIZERS)
-    assert {item.value for item in train.StrategyName} == set(STRATEGIES)
+    assert {item.value for item in train.Optimizer} == {*OPTIMIZERS, *RATES}
+    assert {item.value for item in train.StrategyName} == {*STRATEGIES, *cluster.STRATEGIES}
     assert {item.value for item in train.BasePolicy} == set(POLICIES)
