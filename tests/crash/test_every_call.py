@@ -34,7 +34,7 @@ from tests.crash.story import (
 PLOTS = {
     "folder": Plot("adagrad", "one-shot", base_later="full", keep=1),
     "memory": Plot("sgd", "consecutive", base_later="intermittent", keep=2),
-    "grid in a folder": Plot("sgd", *["recovery-time"] * 2, 9, 0.3, 4, 5),
+    "grid in a folder": Plot("sgd", *["consecutive"] * 2, 9, 0.3, 4, 5),
     "grid in memory": Plot("sgd", *["recovery-time"] * 2, 3, 0.0, 4, 5),
 }
 

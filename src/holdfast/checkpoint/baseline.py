@@ -14,7 +14,7 @@ holds what changed since the base, so that a restore reads it in place of all in
 Invariants:
 - The first checkpoint of a run, and one whose tables have other columns than the base's, is always
   a base.
-- Floors at most double the bytes of the increments between them.
+- Floors take at most ``1 / FLOOR_PAYS_AT`` times the bytes of the increments between them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SINCE = {
 }
 POLICIES = tuple(_SINCE)
 BASE_WINS_BY = 1.1
-FLOOR_PAYS_AT = 1.0  # bytes of increments since the last floor, over those the next would take
+FLOOR_PAYS_AT = 0.6  # bytes of increments since the last floor, over those the next would take
 FLOOR_REPLACES_MIN = 2  # increments
 
 
@@ -182,10 +182,10 @@ def plan_floor(increment: CheckpointPlan, gathered: Gathered) -> CheckpointPlan:
     """A floor in the place of an increment, once those since the last one took as many bytes.
 
     >>> increment = CheckpointPlan(DELTA, SINCE_LAST, "an increment")
-    >>> plan_floor(increment, Gathered([10, 10, 10], 31.0)).reason
+    >>> plan_floor(increment, Gathered([10, 10, 10], 51.0)).reason
     'an increment'
-    >>> plan_floor(increment, Gathered([10, 10, 10], 30.0)).reason
-    'floor: 3 increments since the last took 1.00 times the bytes of all that changed'
+    >>> plan_floor(increment, Gathered([10, 10, 10], 40.0)).reason
+    'floor: 3 increments since the last took 0.75 times the bytes of all that changed'
     """
     count, spent = len(gathered.increments), sum(gathered.increments)
     if count < FLOOR_REPLACES_MIN or not 0 < FLOOR_PAYS_AT * gathered.floor_bytes <= spent:

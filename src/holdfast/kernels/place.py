@@ -194,6 +194,40 @@ def _place(
     return masked
 
 
+@njit(cache=True, nogil=True)
+def _mark(buffer_B: Any, facts_SF: Any, words_T: Any, columns: int, ids_X: Any) -> None:
+    head_H = np.zeros(segments.HEAD_NUMBERS, np.int64)
+    columns_CK = np.zeros((columns, segments.COLUMN_NUMBERS), np.int64)
+    for s in range(facts_SF.shape[0]):
+        fact_F = facts_SF[s]
+        if not read_head(buffer_B, fact_F[AT], fact_F[BYTES], head_H, columns_CK):
+            continue
+        ids_N = ids_X[: head_H[segments.ROWS]]
+        ids_at = head_H[segments.IDS_AT]
+        data_B = buffer_B[ids_at : ids_at + head_H[segments.IDS_BYTES]]
+        encoding = head_H[segments.IDS_ENCODING]
+        if not unpack(encoding, data_B, fact_F[FIRST], fact_F[LAST], ids_N):
+            continue
+        size = fact_F[LAST] // 64 + 1
+        words_W = carray(as_pointer(words_T[fact_F[TABLE]]), (size,), np.uint64)
+        for i in range(ids_N.size):
+            words_W[ids_N[i] >> 6] |= np.uint64(1) << np.uint64(ids_N[i] & 63)
+
+
+def mark(
+    buffer_B: npt.NDArray[np.uint8],
+    facts_SF: npt.NDArray[np.int64],
+    words_T: npt.NDArray[np.int64],
+    columns: int,
+) -> None:
+    """Mark the rows of segments that ``place`` took, dead ones too, in bitmaps of their tables.
+
+    ``words_T`` are the bitmaps' addresses, ``columns`` the most columns of a table.
+    """
+    rows_max = int(facts_SF[:, ROWS].max(initial=0))
+    _mark(buffer_B, facts_SF, words_T, columns, np.empty(rows_max, np.int64))
+
+
 def place(
     buffer_B: npt.NDArray[np.uint8],
     facts_SF: npt.NDArray[np.int64],
