@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,30 +26,7 @@ from torch import nn
 from holdfast.errors import CorruptDataError, InvalidRequestError
 from holdfast.kernels import rows as row_kernels
 from holdfast.placement import Placement
-
-WEIGHT = "weight"
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One kind of number a row holds: its weights, or one part of its optimizer state."""
-
-    name: str
-    width: int
-
-
-@dataclass(frozen=True, slots=True)
-class TableSchema:
-    """What a table looks like, without its values."""
-
-    name: str
-    rows: int
-    columns: tuple[Column, ...]
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one fp32 row with its state."""
-        return 4 * sum(column.width for column in self.columns)
+from holdfast.schema import WEIGHT, Column, TableSchema
 
 
 def as_optimizers(optimizer: Any) -> dict[str, torch.optim.Optimizer]:

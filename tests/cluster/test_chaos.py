@@ -6,6 +6,7 @@ not replayed, so a seed may have to be run again.
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 
@@ -19,7 +20,7 @@ from tests.cluster.chaos import Chaos
 from tests.cluster.oracle import Oracle, random_gradients
 from tests.cluster.test_protocol import OPTIMIZERS, check_same, make_spec
 
-RUNS = 200
+RUNS = int(os.environ.get("HOLDFAST_CHAOS_RUNS", "24"))
 
 
 def run(seed: int) -> list[str]:

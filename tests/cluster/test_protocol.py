@@ -131,8 +131,8 @@ def test_two_servers_lost_at_once_come_back_with_two_parities() -> None:
 def test_without_two_phase_commit_only_pushes_in_flight_at_the_lost_server_are_missing() -> None:
     spec = make_spec(optimizer="sgd", bound=0.0)
     engine = ThreadEngine()
-    # Differences wait long enough that some are surely lost.
-    settings = Settings(spares=1, two_phase=False, pulse_s=0, flush_every_s=0.2)
+    # Differences wait long enough that some are lost, unless a flush comes just before the crash.
+    settings = Settings(spares=1, two_phase=False, pulse_s=0, flush_every_s=1.0)
     cluster = Cluster(spec, engine=engine, settings=settings)
     cluster.start()
     oracle, rng = Oracle(spec), np.random.default_rng(3)
@@ -147,12 +147,14 @@ def test_without_two_phase_commit_only_pushes_in_flight_at_the_lost_server_are_m
         client.settle()
         cluster.wait_whole(30)
         assert cluster.audit().is_sound
-        assert client.pushes_lost > 0
+        has_lost = False
         for index, table in enumerate(spec.tables):
             found_NW, expected_NW = cluster.read(table.name), oracle.records[table.name]
             is_other_N = (found_NW != expected_NW).any(axis=1)
             servers_N = spec.tables[index].placement.servers_of(np.flatnonzero(is_other_N))
             assert set(servers_N.tolist()) <= {1}
+            has_lost |= len(servers_N) > 0
+        assert client.pushes_lost > 0 or not has_lost
     finally:
         client.close()
         cluster.close()

@@ -23,8 +23,8 @@ from holdfast.checkpoint.checksum import checksum
 from holdfast.checkpoint.codec import CODEC_NAMES, Codec, parse_codec
 from holdfast.checkpoint.object import DENSE, ROWS, ObjectBuilder, object_name
 from holdfast.checkpoint.segment import encode_segment
+from holdfast.schema import Column, TableSchema
 from holdfast.storage import Storage, open_storage
-from holdfast.tables import Column, TableSchema
 
 HERE = Path(__file__).parent
 BASE_STEP, DELTA_STEP = 3, 5

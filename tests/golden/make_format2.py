@@ -40,8 +40,8 @@ from holdfast.checkpoint.object import DENSE, ROWS
 from holdfast.checkpoint.partcache import PartCache
 from holdfast.checkpoint.segment import encode_segment
 from holdfast.checkpoint.writer import RunWriter
+from holdfast.schema import Column, TableSchema
 from holdfast.storage import Storage, open_storage
-from holdfast.tables import Column, TableSchema
 from tests.golden.make_format1 import STATE, TABLE_ROWS, WIDTH, StoredTable, make_rows
 
 HERE = Path(__file__).parent

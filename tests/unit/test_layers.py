@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,10 +18,11 @@ ALLOWED = {
     "errors": set(),
     "events": {"errors"},
     "placement": {"errors"},
+    "schema": {"errors"},
     "plan": {"errors", "events", "kernels"},
     "kernels": set(),
     "storage": {"errors", "events"},
-    "tables": {"errors", "events", "kernels", "placement"},
+    "tables": {"errors", "events", "kernels", "placement", "schema"},
 }
 for upper in ("checkpoint", "cluster", "recsys", "report", "bench"):
     ALLOWED[upper] = set(ALLOWED)
@@ -27,6 +30,12 @@ ALLOWED["cli"] = set(ALLOWED)
 KERNEL_PACKAGES = {
     "__future__", "typing", "collections", "dataclasses", "numpy", "numba", "holdfast"
 }  # fmt: skip
+
+# Libraries that only one module may know, so that they can be replaced there.
+ONLY_IN = {
+    "ray": {"cluster/rayengine.py"},
+    "pyarrow.flight": {"cluster/wire.py"},
+}
 
 
 def imported(path: Path) -> set[str]:
@@ -67,3 +76,23 @@ def test_nothing_stored_or_received_is_unpickled(path: Path) -> None:
     }  # fmt: skip
     if "bench" not in path.parts:  # the peers there use it on files they have just written
         assert not {"torch.load", "eval", "exec"} & calls
+
+
+@pytest.mark.parametrize("library", ONLY_IN)
+def test_an_engine_or_a_transport_is_imported_in_one_place(library: str) -> None:
+    importers = {
+        path.relative_to(ROOT).as_posix()
+        for path in MODULES
+        if any(f"{name}.".startswith(f"{library}.") for name in imported(path))
+    }
+    assert importers == ONLY_IN[library]
+
+
+@pytest.mark.parametrize("module", ["server", "cluster", "child", "rayengine"])
+def test_servers_and_drivers_load_neither_torch_nor_ray(module: str) -> None:
+    code = (
+        f"import sys, holdfast.cluster.{module}\n"
+        "print(sorted({'torch', 'ray'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (found.stdout, found.stderr) == ("[]\n", "")

@@ -284,8 +284,12 @@ def _ratios(found: Found) -> Iterable[Ratio]:
             peer=1e3 * mean(map(seconds, of[DIFFERENTIAL])),
             against=DIFFERENTIAL,
             unit="ms",
-            target=RESTORE_MAX,
+            target=RESTORE_MAX if what == "whole restore" else None,
             sense=AT_MOST,
+            note=""
+            if what == "whole restore"
+            else "of a differential less lies beyond the base: "
+            "it takes more bases, and stores them",
         )
     differential = {one.step: one for one in of[DIFFERENTIAL]}
     yield Ratio(

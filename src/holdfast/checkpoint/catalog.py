@@ -32,7 +32,7 @@ import numpy as np
 from holdfast.checkpoint.object import Extent
 from holdfast.errors import NotFoundError
 from holdfast.placement import Placement
-from holdfast.tables import TableSchema
+from holdfast.schema import TableSchema
 
 BASE, DELTA = "base", "delta"
 

@@ -66,9 +66,10 @@ from holdfast.checkpoint.unseen import Canary, check_lookups_suffice
 from holdfast.checkpoint.warm import warm_kernels
 from holdfast.checkpoint.writer import RunWriter
 from holdfast.errors import HoldfastError, InvalidRequestError
+from holdfast.schema import TableSchema
 from holdfast.storage import open_storage
 from holdfast.storage.base import Storage
-from holdfast.tables import ModelState, TableSchema
+from holdfast.tables import ModelState
 
 READER = "reader"
 

@@ -40,8 +40,8 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.placement import Placement
+from holdfast.schema import Column, TableSchema
 from holdfast.storage.base import Storage
-from holdfast.tables import Column, TableSchema
 
 FORMAT = 2
 _READABLE = (1, 2)

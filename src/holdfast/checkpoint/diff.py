@@ -29,7 +29,7 @@ from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.run import Run
 from holdfast.errors import InvalidRequestError, NotFoundError
 from holdfast.kernels import bitmap
-from holdfast.tables import TableSchema
+from holdfast.schema import TableSchema
 
 PIECE_BYTES = 16 << 20  # of rows of one step, at a time
 

@@ -50,7 +50,7 @@ from holdfast.checkpoint.partcache import PartCache
 from holdfast.checkpoint.segment import EncodedSegment
 from holdfast.checkpoint.writer import RunWriter, store_segment
 from holdfast.kernels import bloom, deaths
-from holdfast.tables import TableSchema
+from holdfast.schema import TableSchema
 
 LIVE, EXTRACTED = "live", "extracted"  # bundles: row 0 of the grid, and the row a round adds
 

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from holdfast.checkpoint import kills as killing
-from holdfast.checkpoint import tree
 from holdfast.checkpoint.catalog import Catalog, GridEntry, SegmentEntry
 from holdfast.checkpoint.checksum import as_hex, checksum
 from holdfast.checkpoint.kills import StoredKills
@@ -32,8 +31,8 @@ from holdfast.checkpoint.segment import (
     parse_ids,
 )
 from holdfast.errors import CorruptDataError
+from holdfast.schema import TableSchema
 from holdfast.storage.base import Storage
-from holdfast.tables import TableSchema
 
 GROUP_BYTES_MAX = 4 << 20  # what was read is still in the caches when it is decoded
 GAP_BYTES_MAX = 64 << 10  # costs less to read than another request
@@ -109,6 +108,8 @@ def read_dense(storage: Storage, extent: Extent) -> Any:
     Raises:
         CorruptDataError: names the object.
     """
+    from holdfast.checkpoint import tree  # brings torch, which servers of a cluster never load
+
     return tree.from_bytes(read_checked(storage, extent))
 
 

@@ -9,15 +9,12 @@ Not here: reading and decoding rows (restore.py), which step to load (checkpoint
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from holdfast.checkpoint import fetch, restore
-from holdfast.checkpoint.catalog import Catalog, CheckpointEntry, SegmentEntry
+from holdfast.checkpoint.catalog import Catalog, CheckpointEntry
 from holdfast.checkpoint.snapshot import load_rng_state
 from holdfast.checkpoint.tracker import Marks
 from holdfast.errors import CorruptDataError, HoldfastError, InvalidRequestError
@@ -93,17 +90,9 @@ def _load_rows(
     wants_changed: bool,
 ) -> tuple[Marks, restore.RestoreStats]:
     changed = {table.name: bitmap.new(table.rows) for table in state.tables}
-    lock = threading.Lock()
-
-    def note(segment: SegmentEntry, ids_N: np.ndarray) -> None:
-        if segment.born > entry.base:
-            words_W = changed[segment.table]
-            with lock:
-                bitmap.mark(words_W, ids_N, words_W.size * 64)
-
     targets = {table.name: table.arrays() for table in state.tables}
     stats = restore.restore_rows(
-        storage, catalog, entry.step, targets, on_ids=note if wants_changed else None
+        storage, catalog, entry.step, targets, changed=changed if wants_changed else None
     )
     for table in state.tables:
         table.load_arrays(targets[table.name])

@@ -25,7 +25,7 @@ import itertools
 import operator
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -38,8 +38,8 @@ from holdfast.checkpoint.kills import StoredKills
 from holdfast.checkpoint.scatter import Scatter, Targets
 from holdfast.errors import CorruptDataError, DataLossError, InvalidRequestError
 from holdfast.kernels import bitmap, bloom
+from holdfast.schema import TableSchema
 from holdfast.storage.base import Storage
-from holdfast.tables import TableSchema
 
 _BORN = operator.attrgetter("born")
 _GROUP_BYTES_MAX = 32 << 20
@@ -167,13 +167,14 @@ def restore_rows(
     step: int,
     targets: Targets,
     *,
-    on_ids: Callable[[SegmentEntry, np.ndarray], None] | None = None,
+    changed: Mapping[str, np.ndarray] | None = None,
     servers: Collection[int] | None = None,
     threads: int | None = None,
 ) -> RestoreStats:
     """Fill whole tables with their rows as of a step, or only the rows of some servers.
 
-    ``on_ids`` hears which rows came from where. Of other servers' rows nothing is read or written.
+    In ``changed``, bitmaps by table, every row is marked that was stored since the base. Of other
+    servers' rows nothing is read or written.
 
     Raises:
         CorruptDataError: the targets are then partly overwritten.
@@ -199,14 +200,15 @@ def restore_rows(
         try:
             started = time.perf_counter()
             fetch.check_frames(storage, catalog, [s.extent for s in base])
-            scatter = Scatter(targets, schemas, StoredKills(), step, on_ids=on_ids)
+            scatter = Scatter(targets, schemas, StoredKills(), step)
             tasks = load(fetch.groups(base, gap_max=gap_max), scatter, is_masked=False)
             # While the base is read: what must be known before the rest of it is.
             extents = [s.extent for layer in later for s in layer.segments]
+            kills = StoredKills()
             if grid is not None and any(layer.is_masked for layer in later):
                 extents += [] if grid.kills is None else [grid.kills]
                 kills = fetch.read_kills(storage, grid)
-                scatter = Scatter(targets, schemas, kills, step, on_ids=on_ids)
+            scatter = Scatter(targets, schemas, kills, step, changed=changed)
             fetch.check_frames(storage, catalog, extents)
             planned = [(_groups(layer, threads, gap_max), layer.is_masked) for layer in later]
             masked = sum(task.result() for task in tasks)

@@ -21,9 +21,9 @@ from holdfast.checkpoint.catalog import Catalog, SegmentEntry
 from holdfast.checkpoint.scatter import Targets
 from holdfast.errors import InvalidRequestError, NotFoundError
 from holdfast.kernels import bitmap
+from holdfast.schema import TableSchema
 from holdfast.storage import open_storage
 from holdfast.storage.base import Storage
-from holdfast.tables import TableSchema
 
 T = TypeVar("T")
 

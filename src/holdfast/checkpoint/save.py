@@ -48,7 +48,7 @@ from holdfast.checkpoint.strategy import CodecPlan
 from holdfast.checkpoint.writer import RunWriter, store_segment
 from holdfast.errors import HoldfastError
 from holdfast.placement import Placement
-from holdfast.tables import TableSchema
+from holdfast.schema import TableSchema
 
 # Row state that is never negative, by the names torch.optim gives it.
 _NON_NEGATIVE = frozenset({"sum", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "exp_inf"})

@@ -14,7 +14,8 @@ Not here: reading (fetch.py), which segments in which order (restore.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -24,8 +25,8 @@ from holdfast.checkpoint.catalog import SegmentEntry
 from holdfast.checkpoint.codec import parse_codec
 from holdfast.checkpoint.fetch import Read
 from holdfast.checkpoint.kills import Kills, StoredKills
-from holdfast.kernels import place
-from holdfast.tables import TableSchema
+from holdfast.kernels import bitmap, place
+from holdfast.schema import TableSchema
 
 Targets = Mapping[str, Sequence[np.ndarray]]
 
@@ -44,9 +45,9 @@ class Scatter:
         kills: StoredKills,
         step: int,
         *,
-        on_ids: Callable[[SegmentEntry, np.ndarray], None] | None = None,
+        changed: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        """``on_ids`` hears the ids of every segment; that takes a Python call for each.
+        """In ``changed``, bitmaps by table, the rows of every segment are marked.
 
         The targets of a table may be its first columns alone: weights without row state.
         """
@@ -54,9 +55,13 @@ class Scatter:
         self._schemas = schemas
         self._kills = kills
         self._step = step
-        self._on_ids = on_ids
+        self._changed = changed
+        self._marking = threading.Lock()
         self._table_at = {name: index for index, name in enumerate(targets)}
         self._tables = _describe(targets, schemas)
+        self._words_T = np.array(
+            [0 if changed is None else changed[name].ctypes.data for name in targets], np.int64
+        )
 
     def put(self, read: Read, *, is_masked: bool) -> int:
         """Scatter segments that were read together; how many of their rows were dead.
@@ -69,8 +74,6 @@ class Scatter:
         places = sorted(read.places, key=lambda place: (place[0].table, place[0].born))
         for entry, at in places:
             fetch.check_sum(data[at : at + entry.extent.bytes], entry.extent)
-        if self._on_ids is not None:
-            return sum(self._put_one(entry, data, at, is_masked=is_masked) for entry, at in places)
         kills_of = self._kills.places if is_masked else {}
         facts_SF = np.array(
             [
@@ -91,17 +94,31 @@ class Scatter:
             self._step,
             is_masked=is_masked,
         )
+        if self._changed is not None:
+            even_S = np.flatnonzero(~is_odd_S)
+            with self._marking:  # threads would undo each other's bits
+                place.mark(
+                    np.frombuffer(data, np.uint8),
+                    facts_SF[even_S],
+                    self._words_T,
+                    self._tables.widths_TC.shape[1],
+                )
         for index in np.flatnonzero(is_odd_S):
             entry, at = places[int(index)]
             masked += self._put_one(entry, data, at, is_masked=is_masked)
         return masked
 
+    def _mark(self, table: str, ids_N: np.ndarray) -> None:
+        if self._changed is not None:
+            words_W = self._changed[table]
+            with self._marking:
+                bitmap.mark(words_W, ids_N, words_W.size * 64)
+
     def _put_one(self, entry: SegmentEntry, data: memoryview, at: int, *, is_masked: bool) -> int:
         part = data[at : at + entry.extent.bytes]
         segment = fetch.checked_segment(part, entry, self._schemas[entry.table])
         ids_N = segment.ids()
-        if self._on_ids is not None:
-            self._on_ids(entry, ids_N)
+        self._mark(entry.table, ids_N)
         masked = 0
         if is_masked:
             dead_N = dead_at(self._step, entry, ids_N, segment.deaths(), self._kills)

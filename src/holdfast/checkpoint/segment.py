@@ -35,7 +35,7 @@ from holdfast.checkpoint.codec import Codec
 from holdfast.checkpoint.idcode import decode_ids, encode_ids
 from holdfast.errors import CorruptDataError
 from holdfast.kernels import bloom
-from holdfast.tables import TableSchema
+from holdfast.schema import TableSchema
 
 MAGIC = b"HFSG"
 PLAIN, CHUNK = 1, 2  # formats: without and with filter and deaths

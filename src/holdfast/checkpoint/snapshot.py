@@ -29,7 +29,8 @@ from holdfast.checkpoint import tree
 from holdfast.checkpoint.selection import RowPart, Selection
 from holdfast.checkpoint.staging import BUFFER_BYTES, Buffer, StagingPool
 from holdfast.errors import InvalidRequestError
-from holdfast.tables import ModelState, Table, TableSchema
+from holdfast.schema import TableSchema
+from holdfast.tables import ModelState, Table
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ import torch
 from holdfast.checkpoint.run import Run
 from holdfast.cli.counting import counted
 from holdfast.errors import InvalidRequestError, NotFoundError
-from holdfast.tables import TableSchema
+from holdfast.schema import TableSchema
 
 # safetensors' words for the types a dense state may hold
 _DTYPES = {

@@ -14,6 +14,7 @@ Not here: membership (coordinator.py), what a worker does (worker.py).
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -62,6 +63,7 @@ class Cluster:
         self._token = secrets.token_hex(16)
         self._workers = 0
         self._lost_workers: list[int] = []
+        self._has_rewound = threading.Event()
         self._coordinator = Coordinator(
             self._engine,
             spec,
@@ -69,6 +71,8 @@ class Cluster:
             settings=self.settings,
             log=self.log,
             on_worker_lost=self._lost_workers.append,
+            on_rewound=self._has_rewound.set,
+            count_workers=lambda: self._workers,
         )
 
     def start(self) -> None:
@@ -147,6 +151,9 @@ class Cluster:
         freely, at most ``ahead_max`` batches ahead of the slowest, or synchronously in rounds of
         one batch each. ``on_tick`` is called about fifty times a second.
 
+        With a second layer checkpoints are taken meanwhile; where more is lost than parity makes up
+        for and everybody goes back to the last one, workers are started again.
+
         Raises:
             HoldfastError: rows are lost for good, or workers keep failing.
         """
@@ -158,12 +165,21 @@ class Cluster:
             batches, ahead_max=ahead_max, round_batches=workers if is_synchronous else None
         )
         order = {"entry": entry, "args": dict(args or {}), "is_synchronous": is_synchronous}
+        second = self._coordinator.second
+        if second is not None:
+            second.begin(leases)
         started = time.monotonic()
         self._lost_workers.clear()
+        self._has_rewound.clear()
         self._start_workers(order, workers)
         lost = 0
-        while not leases.is_over:
+        # A server lost at the very end may still take batches back.
+        while not (leases.is_over and self._coordinator.is_complete):
             self._coordinator.check()
+            if self._has_rewound.is_set():  # all were stopped, and batches are to be trained again
+                self._has_rewound.clear()
+                self._lost_workers.clear()
+                self._start_workers(order, workers)
             if self._lost_workers:
                 lost += len(self._lost_workers)
                 if lost > _RESTARTS_MAX + workers:
@@ -174,6 +190,8 @@ class Cluster:
                 self._start_workers(order, again)
             if on_tick is not None:
                 on_tick(leases)
+            if second is not None:
+                second.tick(leases)
             time.sleep(_TICK_S)
         self._coordinator.check()
         return Outcome(leases.finished, time.monotonic() - started, lost)

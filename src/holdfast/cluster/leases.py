@@ -8,6 +8,9 @@ Three ways to keep workers together: not at all; no worker more than ``ahead_max
 the slowest (bounded staleness); or in rounds of ``round_batches``, where all gradients of a round
 are computed on the same weights and committed in the order of batches (synchronous training).
 
+Paused, no batch is leased (in rounds: no round is begun), until all that are out are done; then
+what is done can be said in a few numbers, and gone back to.
+
 Invariants:
 - Every batch is leased to one worker at a time, and done once.
 - Numbers of one worker rise.
@@ -18,7 +21,9 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,7 @@ class Leases:
         self._next_number: dict[int, int] = {}
         self._ahead_max = ahead_max
         self._done_by: dict[int, int] = {}
+        self._is_paused = False
         self.total = len(batches)
         self.finished = 0
 
@@ -66,7 +72,7 @@ class Leases:
     def next(self, worker: int) -> Lease | None:
         """The next batch for a worker that has none; None: nothing for it now."""
         assert worker not in self._open
-        if self._is_ahead(worker):
+        if self._is_ahead(worker) or (self._is_paused and not self._is_mid_round):
             return None
         batch = self._take()
         if batch is None:
@@ -140,6 +146,60 @@ class Leases:
             first = self._batches[max(0, self._started - 2 * self._round)]
             self._staged = {b for b in self._staged if b >= first}
             self._done = {b for b in self._done if b >= first}
+
+    # Going back.
+
+    def pause(self) -> None:
+        """Lease nothing until ``resume``."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Lease again."""
+        self._is_paused = False
+
+    @property
+    def _is_mid_round(self) -> bool:
+        if self._round is None:
+            return False
+        return bool(self._again) or (
+            self._started < self.total and self._started % self._round != 0
+        )
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no batch is out."""
+        return not self._open and not self._is_mid_round
+
+    @property
+    def done_up_to(self) -> int:
+        """How many batches of the run are done, counted from batch 0."""
+        return self._batches.start + self.finished
+
+    def state(self) -> dict[str, Any]:
+        """What is done while no batch is out, as plain JSON."""
+        assert self.is_quiet
+        return {
+            "start": self._batches.start,
+            "started": self._started,
+            "again": list(self._again),
+        }
+
+    def rewind(self, state: Mapping[str, Any] | None) -> None:
+        """Go back to what ``state`` said (None: to the beginning); who had batches has none.
+
+        >>> leases = Leases(range(9)); _ = leases.next(0); leases.done(0, 0)
+        >>> state = leases.state(); _ = leases.next(0); leases.rewind(state)
+        >>> leases.next(1).batch, leases.finished
+        (1, 1)
+        """
+        is_same = state is not None and int(state["start"]) == self._batches.start
+        self._started = int(state["started"]) if state is not None and is_same else 0
+        self._again = deque(state["again"] if state is not None and is_same else ())
+        self.finished = self._started - len(self._again)
+        self._open.clear()
+        self._done_by.clear()
+        self._staged.clear()
+        self._done.clear()
 
     @property
     def is_over(self) -> bool:

@@ -31,16 +31,35 @@ def flatten(arrays: Sequence[np.ndarray]) -> np.ndarray:
 def pack_slots(kind: str, wants: Sequence[tuple[int, np.ndarray]]) -> Message:
     """A request for rows: (table, slots) each."""
     meta = {"tables": [[table, len(slots_N)] for table, slots_N in wants]}
-    return Message(kind, meta, (flatten([slots_N for _, slots_N in wants]),))
+    return Message(kind, meta, (flatten([slots_N for _, slots_N in wants]).astype(np.int32),))
+
+
+def whole(value: Any, *, most: int = (1 << 62)) -> int:
+    """A number of a message, if it is one from 0 on.
+
+    Raises:
+        InvalidRequestError: it is not.
+    """
+    if type(value) is not int or not 0 <= value <= most:
+        raise InvalidRequestError("not a number that a message can have", found=repr(value)[:40])
+    return value
+
+
+def _as_ids(array_N: np.ndarray) -> np.ndarray:
+    """An array of a message as slots or positions."""
+    if array_N.ndim != 1 or array_N.dtype.kind not in "iu":
+        raise InvalidRequestError(
+            "rows are named by whole numbers", dtype=str(array_N.dtype), shape=array_N.shape
+        )
+    return array_N.astype(np.int64)
 
 
 def _split(message: Message, slots_N: np.ndarray) -> list[tuple[int, np.ndarray]]:
     found, start = [], 0
     for table, count in message.meta["tables"]:
-        if int(count) < 0:
-            raise InvalidRequestError("malformed message", kind=message.kind)
-        found.append((int(table), slots_N[start : start + int(count)]))
-        start += int(count)
+        stop = start + whole(count)
+        found.append((whole(table), slots_N[start:stop]))
+        start = stop
     if start != len(slots_N):
         raise InvalidRequestError(
             "counts and rows of a message disagree", kind=message.kind, rows=len(slots_N)
@@ -50,7 +69,7 @@ def _split(message: Message, slots_N: np.ndarray) -> list[tuple[int, np.ndarray]
 
 def unpack_slots(message: Message) -> list[tuple[int, np.ndarray]]:
     """What ``pack_slots`` packed."""
-    return _split(message, message.arrays[0].astype(np.int64))
+    return _split(message, _as_ids(message.arrays[0]))
 
 
 def pack_gradients(kind: str, meta: dict[str, Any], gradients: Sequence[Gradients]) -> Message:
@@ -68,12 +87,12 @@ def pack_gradients(kind: str, meta: dict[str, Any], gradients: Sequence[Gradient
 
 def unpack_gradients(message: Message, dims: Sequence[int]) -> list[Gradients]:
     """What ``pack_gradients`` packed; ``dims`` are the tables' weights a row."""
-    slots_N, flat = message.arrays[0].astype(np.int64), message.arrays[1]
-    if flat.dtype != np.float32:
-        raise InvalidRequestError("gradients are float32", found=str(flat.dtype))
+    slots_N, flat = _as_ids(message.arrays[0]), message.arrays[1]
+    if flat.dtype != np.float32 or flat.ndim != 1:
+        raise InvalidRequestError("gradients are float32, in a row", found=str(flat.dtype))
     found, start = [], 0
     for table, part_N in _split(message, slots_N):
-        dim = dims[table]
+        dim = dims[whole(table, most=len(dims) - 1)]
         size = len(part_N) * dim
         found.append(Gradients(table, part_N, flat[start : start + size].reshape(-1, dim)))
         start += size
@@ -107,19 +126,23 @@ def pack_flush(flush: Flush, receiver: int) -> Message:
 def unpack_flush(message: Message, receiver: int, *, workers: int = 256) -> Flush:
     """What ``pack_flush`` packed."""
     marks, slots_K, positions_K, flat = message.arrays
+    if marks.dtype != np.int64 or marks.ndim != 1 or len(marks) > workers:
+        raise InvalidRequestError("marks are a number for each worker", shape=marks.shape)
+    if flat.dtype not in (np.uint32, np.float32) or flat.ndim != 1:
+        raise InvalidRequestError("differences are words, in a row", found=str(flat.dtype))
     marks_W = np.full(workers, -1, np.int64)
     marks_W[: len(marks)] = marks
-    slots_K = slots_K.astype(np.int64)
+    slots_K, positions_K = _as_ids(slots_K), _as_ids(positions_K)
     found, start, floats = [], 0, 0
     for table, count, width in message.meta["tables"]:
-        stop, end = start + count, floats + count * width
-        if count < 0 or width < 1 or stop > len(slots_K) or end > len(flat):
+        stop, end = start + whole(count), floats + count * whole(width)
+        if width < 1 or stop > len(slots_K) or end > len(flat):
             raise InvalidRequestError("malformed message", kind=message.kind)
         found.append(
             Differences(
                 int(table),
                 slots_K[start:stop],
-                positions_K[start:stop].astype(np.int64),
+                positions_K[start:stop],
                 flat[floats:end].reshape(count, width),
             )
         )
@@ -127,9 +150,9 @@ def unpack_flush(message: Message, receiver: int, *, workers: int = 256) -> Flus
     if start != len(slots_K) or len(positions_K) != start or floats != len(flat):
         raise InvalidRequestError("counts and differences of a message disagree")
     return Flush(
-        number=int(message.meta["number"]),
+        number=whole(message.meta["number"]),
         marks_W=marks_W,
-        frozen=tuple(int(granule) for granule in message.meta["frozen"]),
-        receivers=tuple(int(server) for server in message.meta["receivers"]),
+        frozen=tuple(whole(granule) for granule in message.meta["frozen"]),
+        receivers=tuple(whole(server) for server in message.meta["receivers"]),
         parts={receiver: tuple(found)},
     )

@@ -1,7 +1,7 @@
 """An embedding server: answers messages about its shard, and sends differences to parity servers.
 
     worker -> pull | push | stage, commit      coordinator -> begin | adopt | view | report | settle
-    server -> fold, apply | freeze, fetch, thaw
+    server -> fold, apply | freeze, fetch, thaw    driver -> prepare | snapshot, store | load | job
 
 Invariants:
 - A row that is not here yet is decoded before it is read or changed.
@@ -10,7 +10,7 @@ Invariants:
 - This process never imports torch.
 
 Not here: what a shard does (shard.py), how messages travel (wire.py), who is alive
-(coordinator.py).
+(coordinator.py), checkpoints (keeper.py).
 
 # N rows of a request, T tables of it, G ranges, W workers
 """
@@ -25,10 +25,11 @@ from typing import Any
 import numpy as np
 
 from holdfast.cluster import parts
+from holdfast.cluster.keeper import Keeper
 from holdfast.cluster.message import Message
 from holdfast.cluster.peers import Peers
 from holdfast.cluster.recovery import Recovery, StoppedError
-from holdfast.cluster.shard import Flush, Gradients, Report, Shard
+from holdfast.cluster.shard import Flush, Gradients, Renewal, Report, Shard
 from holdfast.cluster.spec import ClusterSpec
 from holdfast.cluster.view import View
 from holdfast.cluster.warm import warm_kernels
@@ -43,6 +44,7 @@ from holdfast.errors import (
 
 _IDLE_S = 0.05
 _RETRY_S = 0.005
+_DURABLE_S = 0.3
 
 
 class Server:
@@ -59,6 +61,9 @@ class Server:
         self._is_serving = False
         self._threads: list[threading.Thread] = []
         self._coordinator = ""
+        self._sweeps = 0  # asked for; one thread makes them all
+        self._swept = 0  # the renewal whose parities are built
+        self._keeper = Keeper(lambda: self.shard)
         self._handlers: dict[str, Callable[[Caller, Message], Message]] = {
             "begin": self._begin,
             "adopt": self._adopt,
@@ -83,6 +88,11 @@ class Server:
             "fetch": self._fetch,
             "drain": self._drain,
             "stats": self._stats,
+            "load": self._load,
+            "prepare": self._keeper.prepare,
+            "snapshot": self._keeper.snapshot,
+            "store": self._keeper.store,
+            "job": self._keeper.ask_job,
         }
         self._listener = Listener(self._handle, token=token, host=host, allow_remote=allow_remote)
 
@@ -108,6 +118,7 @@ class Server:
             self._is_closing = True
             self._has_changed.notify_all()
         self._listener.close()
+        self._keeper.close()
         for thread in self._threads:
             thread.join(timeout=5)
 
@@ -146,30 +157,38 @@ class Server:
             )
         }
         shard.adopt(reports)
-        name = f"server-{shard.server}-recovery"
-        self._recovery = Recovery(
-            shard,
-            Peers(name, self._token),
-            wait_for_view=self._wait_for_view,
-            tell=self._tell,
-        )
         self._hold(shard, message.meta)
         return Message("adopted")
+
+    def _load(self, _: Caller, message: Message) -> Message:
+        """Begin to load a lost server's rows from a checkpoint, to take its place after."""
+        shard = self._make_shard(message.meta)
+        return self._keeper.load(shard, message, lambda: self._hold(shard, message.meta))
 
     def _make_shard(self, meta: Mapping[str, Any]) -> Shard:
         if self._is_serving:
             raise InvalidRequestError("this server holds a shard already")
         spec = ClusterSpec.from_json(meta["spec"])
-        return Shard(spec, int(meta["server"]), epoch=View.from_json(meta["view"]).epoch)
+        epoch = View.from_json(meta["view"]).epoch
+        renewal = int(meta.get("renewal", 0))
+        return Shard(spec, int(meta["server"]), epoch=epoch, renewal=renewal)
 
     def _hold(self, shard: Shard, meta: Mapping[str, Any]) -> None:
         self._flush_every_s = float(meta.get("flush_every_s", 0.0))
         self._coordinator = str(meta.get("coordinator", ""))
+        self._recovery = Recovery(
+            shard,
+            Peers(f"server-{shard.server}-recovery", self._token),
+            wait_for_view=self._wait_for_view,
+            tell=self._tell,
+        )
         self._shard = shard
         self._set_view(View.from_json(meta["view"]))
 
     def _serve(self) -> None:
         """From now on this shard counts: before, a spare may be given another one."""
+        if self._is_serving:
+            return
         self._is_serving = True
         if any(table.code is not None for table in self.shard.tables):
             self._spawn(self._flush_forever, f"holdfast-flush-{self.shard.server}")
@@ -181,15 +200,26 @@ class Server:
 
     def _recover(self, _: Caller, message: Message) -> Message:
         """Begin to bring everything back; answers at once."""
-        assert self._recovery is not None
         self._serve()
-        self._spawn(self._sweep, f"holdfast-sweep-{self.shard.server}")
+        with self._has_changed:
+            self._sweeps += 1
+            is_first = self._sweeps == 1
+        if is_first:
+            self._spawn(self._sweep, f"holdfast-sweep-{self.shard.server}")
         return Message("recovering")
 
     def _sweep(self) -> None:
         assert self._recovery is not None
         try:
-            self._recovery.sweep()
+            done = 0
+            while True:
+                with self._has_changed:
+                    if done == self._sweeps:
+                        self._sweeps = 0
+                        return
+                    done = self._sweeps
+                self._swept = self.shard.renewal
+                self._recovery.sweep()
         except StoppedError:
             pass
         except DataLossError as error:
@@ -201,17 +231,22 @@ class Server:
 
     def _enter(self, _: Caller, message: Message) -> Message:
         view = View.from_json(message.meta["view"])
+        if len(view.addresses) != self.shard.spec.servers:
+            raise InvalidRequestError("a view names every server", addresses=len(view.addresses))
         with self._has_changed:
             old = self._view
             if old is not None and view.version <= old.version:
                 return Message("entered")
-        self._set_view(view)
+        renewal = message.meta.get("renewal")
+        self._set_view(
+            view, None if renewal is None else Renewal(int(renewal[0]), tuple(renewal[1]))
+        )
         return Message("entered")
 
-    def _set_view(self, view: View) -> None:
+    def _set_view(self, view: View, renewal: Renewal | None = None) -> None:
         if view.epoch > self._listener.epoch:
             self._listener.epoch = view.epoch
-        self.shard.enter(view.epoch)
+        self.shard.enter(view.epoch, renewal)
         with self._has_changed:
             self._view = view
             self._has_changed.notify_all()
@@ -228,7 +263,8 @@ class Server:
     def _tell(self, what: str, facts: dict[str, object]) -> None:
         """Tell the coordinator of progress; it may be gone, and then this process ends too."""
         shard = self.shard
-        meta = {"server": shard.server, "address": self.address, "what": what, **facts}
+        place = {"server": shard.server, "address": self.address}
+        meta = {**place, "renewal": self._swept, "what": what, **facts}
         try:
             with Stream(
                 self._coordinator, token=self._token, name=f"server-{shard.server}", epoch=None
@@ -247,7 +283,7 @@ class Server:
         return Message("report", meta, (report.marks_GW,))
 
     def _settle(self, _: Caller, message: Message) -> Message:
-        self.shard.settle(int(message.meta["source"]), int(message.meta["number"]))
+        self.shard.settle(parts.whole(message.meta["source"]), parts.whole(message.meta["number"]))
         return Message("settled")
 
     # Workers.
@@ -269,12 +305,12 @@ class Server:
         return parts.unpack_gradients(message, dims)
 
     def _stage(self, _: Caller, message: Message) -> Message:
-        worker, number = int(message.meta["worker"]), int(message.meta["number"])
+        worker, number = parts.whole(message.meta["worker"]), parts.whole(message.meta["number"])
         self.shard.stage(worker, number, self._gradients(message))
         return self._reply("staged", worker)
 
     def _commit(self, _: Caller, message: Message) -> Message:
-        worker, number = int(message.meta["worker"]), int(message.meta["number"])
+        worker, number = parts.whole(message.meta["worker"]), parts.whole(message.meta["number"])
         gradients = self.shard.staged(worker).get(number)
         if gradients is not None:
             self._change(worker, number, gradients)
@@ -283,7 +319,7 @@ class Server:
         return self._reply("committed", worker)
 
     def _push(self, _: Caller, message: Message) -> Message:
-        worker, number = int(message.meta["worker"]), int(message.meta["number"])
+        worker, number = parts.whole(message.meta["worker"]), parts.whole(message.meta["number"])
         self._change(worker, number, self._gradients(message))
         return self._reply("pushed", worker)
 
@@ -336,6 +372,8 @@ class Server:
                 self._change(worker, number, gradients, is_resolved=True)
             else:
                 self.shard.drop(worker, number)
+        # Nobody could send again what this server has applied and parity lacks.
+        self.shard.wait_durable(worker, _DURABLE_S)
         return Message("resolved")
 
     # Parity.
@@ -386,23 +424,20 @@ class Server:
         return int(index)
 
     def _fold(self, caller: Caller, message: Message) -> Message:
-        assert caller.epoch is not None
         flush = parts.unpack_flush(message, self.shard.server)
-        self.shard.fold(self._source(caller), flush, epoch=caller.epoch)
+        self.shard.fold(self._source(caller), flush, epoch=_epoch(caller))
         return Message("folded")
 
     def _apply(self, caller: Caller, message: Message) -> Message:
-        assert caller.epoch is not None
-        number = int(message.meta["number"])
-        self.shard.apply_flush(self._source(caller), number, epoch=caller.epoch)
+        number = parts.whole(message.meta["number"])
+        self.shard.apply_flush(self._source(caller), number, epoch=_epoch(caller))
         return Message("applied")
 
     # Others' recovery.
 
     def _freeze(self, caller: Caller, message: Message) -> Message:
-        assert caller.epoch is not None
         granules = [int(granule) for granule in message.meta["granules"]]
-        marks_GW = self.shard.freeze(str(message.meta["ticket"]), granules, epoch=caller.epoch)
+        marks_GW = self.shard.freeze(str(message.meta["ticket"]), granules, epoch=_epoch(caller))
         return Message("frozen", {}, (marks_GW,))
 
     def _thaw(self, _: Caller, message: Message) -> Message:
@@ -433,6 +468,17 @@ class Server:
             "cpu_s": time.process_time(),
             "applied": shard.applied_W.tolist(),
         })  # fmt: skip
+
+
+def _epoch(caller: Caller) -> int:
+    """The epoch of a caller that must be a member.
+
+    Raises:
+        InvalidRequestError: it is none.
+    """
+    if caller.epoch is None:
+        raise InvalidRequestError("only members may ask for this", caller=caller.name)
+    return caller.epoch
 
 
 def run(spec: Mapping[str, Any], ready: Callable[[str], None], stop: threading.Event) -> None:

@@ -23,13 +23,16 @@ Not here: messages and peers (server.py), decoding (recovery.py), who is alive (
 
 from __future__ import annotations
 
+import dataclasses
 import threading
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from holdfast.cluster.changes import SnapshotOrder
 from holdfast.cluster.spec import ClusterSpec
 from holdfast.cluster.tableshard import Differences, TableShard
 from holdfast.errors import ConflictError, InvalidRequestError
@@ -78,6 +81,23 @@ class Report:
     marks_GW: np.ndarray
 
 
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """Rows of one table, whole records, as they were at one moment."""
+
+    table: int
+    ids_N: np.ndarray
+    records_NW: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """All parities of a cluster are built anew, since some servers were given rows of the past."""
+
+    number: int
+    servers: tuple[int, ...]
+
+
 def choose_settlement(reports: Mapping[int, Report]) -> int:
     """Which flush of a lost server counts as its last, from what every living server reports.
 
@@ -100,10 +120,25 @@ def choose_settlement(reports: Mapping[int, Report]) -> int:
     return newest if expected & set(reports) <= holders else last
 
 
+def remember(known: Mapping[int, Report], reports: Mapping[int, Report]) -> dict[int, Report]:
+    """Which pushes were ever known to be in a server's rows: what is reported now, and before.
+
+    A replacement decodes rows with these pushes in, and parities that are built anew are built of
+    its rows: the pushes stay in, also when those who first reported them are lost.
+    """
+    merged = dict(known)
+    for server, report in reports.items():
+        if server in known:
+            marks_GW = np.maximum(known[server].marks_GW, report.marks_GW)
+            report = dataclasses.replace(report, marks_GW=marks_GW)
+        merged[server] = report
+    return merged
+
+
 class Shard:
     """Everything one server holds; safe to call from many threads."""
 
-    def __init__(self, spec: ClusterSpec, server: int, *, epoch: int) -> None:
+    def __init__(self, spec: ClusterSpec, server: int, *, epoch: int, renewal: int = 0) -> None:
         """A shard with nothing in it: ``begin`` gives it first values, ``adopt`` lost ones."""
         self.spec = spec
         self.server = server
@@ -112,6 +147,7 @@ class Shard:
             for at, table in enumerate(spec.tables)
         ]
         self._epoch = epoch
+        self._renewal = renewal
         self._changed = threading.Condition()
         self._applied_W = np.full(WORKERS_MAX, -1, np.int64)
         self._staged: dict[tuple[int, int], Sequence[Gradients]] = {}
@@ -152,14 +188,36 @@ class Shard:
             newest = (max(r.flushed, r.kept or 0) for r in reports.values())
             self._next_flush = 1 + max(newest, default=0)
 
+    def resume(self, applied: Sequence[int], barred: Iterable[int]) -> None:
+        """Rows are loaded from a checkpoint: pushes up to these are in them. Parities follow."""
+        with self._changed:
+            self._applied_W[: len(applied)] = applied
+            self._known_GW[:] = self._applied_W
+            self._barred.update(barred)
+
     # The epoch: which members a shard believes in.
 
-    def enter(self, epoch: int) -> None:
-        """From now on nothing of an older epoch is folded, and nothing is frozen any more."""
+    def enter(self, epoch: int, renewal: Renewal | None = None) -> None:
+        """From now on nothing of an older epoch is folded, and nothing is frozen any more.
+
+        With a renewal the parities here are void, and so is what lost servers had sent.
+        """
         with self._changed:
             self._epoch = max(self._epoch, epoch)
             self._frozen.clear()
+            if renewal is not None and renewal.number > self._renewal:
+                self._renewal = renewal.number
+                self._is_ready_G[:] = False
+                self._marks_SGW[:] = -1
+                for server in renewal.servers:
+                    self._flushed_S[server] = 0  # its place is taken by one that begins anew
+                    self._kept.pop(server, None)
             self._changed.notify_all()
+
+    @property
+    def renewal(self) -> int:
+        """The last renewal of all parities; 0: there was none."""
+        return self._renewal
 
     @property
     def epoch(self) -> int:
@@ -204,6 +262,7 @@ class Shard:
 
     def bar(self, worker: int) -> tuple[list[int], int]:
         """Hear nothing more of a worker that is lost: what it staged, and its last applied push."""
+        self._check_worker(worker)
         with self._changed:
             self._barred.add(worker)
             staged = sorted(n for w, n in self._staged if w == worker)
@@ -220,8 +279,7 @@ class Shard:
             return self._staged.pop((worker, number), None) is not None
 
     def _check_push(self, worker: int, parts: Sequence[Gradients]) -> None:
-        if not 0 <= worker < WORKERS_MAX:
-            raise InvalidRequestError("no such worker", worker=worker, most=WORKERS_MAX - 1)
+        self._check_worker(worker)
         for part in parts:
             table = self._table(part.table)
             table.check_slots(part.slots_N)
@@ -272,6 +330,18 @@ class Shard:
             for part in parts:
                 self.tables[part.table].assign(part.slots_N, part.grads_ND)
             self._changed.notify_all()
+
+    def snapshot(self, order: SnapshotOrder) -> tuple[list[Copied], np.ndarray]:
+        """Copy the rows that a checkpoint must hold; also the last push of each worker in them.
+
+        Raises:
+            ConflictError: not all rows are here.
+        """
+        with self._changed:
+            if any(table.rows_missing for table in self.tables):
+                raise ConflictError("rows are missing here", server=self.server)
+            copied = [Copied(table.index, *table.copy(order)) for table in self.tables]
+            return copied, self._applied_W.copy()
 
     def read(self, table: int, *, is_parity: bool, start: int, stop: int) -> np.ndarray:
         """Whole records, or parities, from slot to slot."""
@@ -345,6 +415,16 @@ class Shard:
             while self._flush is not None or self.waiting():
                 self._changed.wait(_TICK_S)
 
+    def wait_durable(self, worker: int, timeout_s: float) -> None:
+        """Return when what a worker pushed is at parity, or after a while."""
+        ends_at = time.monotonic() + timeout_s
+        while self.durable_W()[worker] < self.applied_W[worker]:
+            left_s = ends_at - time.monotonic()
+            if left_s <= 0:
+                return
+            with self._changed:
+                self._changed.wait(min(left_s, _TICK_S))
+
     def begin_flush(self) -> Flush | None:
         """Differences that may leave; None if none wait. One flush at a time."""
         with self._changed:
@@ -390,13 +470,33 @@ class Shard:
         """
         with self._changed:
             self._check_epoch(epoch)
-            if not 0 <= source < self.spec.servers:
-                raise InvalidRequestError("no such server", server=source)
+            self._check_server(source)
             if flush.number <= self._flushed_S[source]:
                 return
+            self._check_flush(flush)
             self._kept[source] = flush
             if self.spec.parity_max <= 1:
                 self._apply(source)
+
+    def _check_flush(self, flush: Flush) -> None:
+        """Refuse a flush that cannot be folded whole, before anything of it is."""
+        self._check_granules(flush.frozen)
+        for part in flush.parts[self.server]:
+            self._table(part.table).check_differences(part)
+
+    def _check_granules(self, granules: Collection[int]) -> None:
+        if not all(0 <= granule < self.spec.locks for granule in granules):
+            raise InvalidRequestError(
+                "no such range", ranges=sorted(granules)[:5], locks=self.spec.locks
+            )
+
+    def _check_server(self, server: int) -> None:
+        if not 0 <= server < self.spec.servers:
+            raise InvalidRequestError("no such server", server=server)
+
+    def _check_worker(self, worker: int) -> None:
+        if not 0 <= worker < WORKERS_MAX:
+            raise InvalidRequestError("no such worker", worker=worker, most=WORKERS_MAX - 1)
 
     def apply_flush(self, source: int, number: int, *, epoch: int) -> None:
         """All parities have been given this flush: fold it."""
@@ -408,6 +508,7 @@ class Shard:
 
     def settle(self, source: int, number: int) -> None:
         """Of a lost server's last flush: fold it if it has this number, else forget it."""
+        self._check_server(source)
         with self._changed:
             kept = self._kept.pop(source, None)
             if kept is not None and kept.number == number:
@@ -426,6 +527,7 @@ class Shard:
 
     def report(self, source: int) -> Report:
         """What is known here of a server's flushes."""
+        self._check_server(source)
         with self._changed:
             kept = self._kept.get(source)
             return Report(
@@ -442,6 +544,7 @@ class Shard:
 
         Returns the marks of what has left of each range, in the order given.
         """
+        self._check_granules(granules)
         with self._changed:
             self._check_epoch(epoch)
             self._frozen[ticket] = frozenset(granules)

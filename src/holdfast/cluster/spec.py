@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.cluster.code import make_code
 from holdfast.errors import InvalidRequestError
 from holdfast.kernels import optimizers
 from holdfast.placement import Placement
@@ -49,7 +50,7 @@ class Optimizer:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.name not in OPTIMIZERS:
+        if not isinstance(self.name, str) or self.name not in OPTIMIZERS:
             raise InvalidRequestError(
                 "unknown optimizer", optimizer=self.name, known=list(OPTIMIZERS)
             )
@@ -100,8 +101,18 @@ class TableSpec:
                     table=self.name,
                     **{name: value},
                 )
+        if not isinstance(self.name, str) or not self.name:
+            raise InvalidRequestError("a table's name is a text", name=self.name)
         if self.code not in CODES:
             raise InvalidRequestError("unknown code", code=self.code, known=list(CODES))
+        is_seed = isinstance(self.seed, int) and not isinstance(self.seed, bool)
+        if not is_seed or not 0 <= self.seed < 1 << 63:
+            raise InvalidRequestError("a seed is a whole number from 0 on", seed=self.seed)
+        is_number = isinstance(self.bound, int | float) and not isinstance(self.bound, bool)
+        if not is_number or not 0 <= self.bound < float("inf"):
+            raise InvalidRequestError(
+                "first weights are bounded by a number from 0 on", bound=self.bound
+            )
         if (self.code == "none") != (self.placement.parity == 0):
             raise InvalidRequestError(
                 "a code needs parity rows, and parity rows a code",
@@ -109,6 +120,8 @@ class TableSpec:
                 parity=self.placement.parity,
                 todo="use parity=0 with code 'none', or at least one parity row",
             )
+        if self.code != "none":
+            make_code(self.code, self.placement.data, self.placement.parity)  # refuses nonsense
 
     @property
     def width(self) -> int:
@@ -139,13 +152,13 @@ class ClusterSpec:
             raise InvalidRequestError("two tables have the same name", tables=names)
         if len({table.placement.servers for table in self.tables}) != 1:
             raise InvalidRequestError("all tables lie on the same servers")
-        if not 1 <= self.locks <= LOCKS_MAX:
-            raise InvalidRequestError(
-                "the number of locks is a whole number", locks=self.locks, most=LOCKS_MAX
-            )
-        if self.waiting_rows < 1:
-            raise InvalidRequestError("at least one row must be able to wait",
-                                      waiting_rows=self.waiting_rows)  # fmt: skip
+        for name, most in (("locks", LOCKS_MAX), ("waiting_rows", 1 << 40)):
+            value = getattr(self, name)
+            is_whole = isinstance(value, int) and not isinstance(value, bool)
+            if not is_whole or not 1 <= value <= most:
+                raise InvalidRequestError(
+                    f"a cluster's {name} are a whole number from 1 on", **{name: value}, most=most
+                )
 
     @property
     def servers(self) -> int:

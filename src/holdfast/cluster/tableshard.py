@@ -8,7 +8,8 @@ Invariants:
 - A row waits at most once.
 - ``is_here_M``: rows not here yet hold no value; nothing reads or changes them.
 
-Not here: locks, numbers of pushes and flushes (shard.py), decoding (recovery.py).
+Not here: locks, numbers of pushes and flushes (shard.py), decoding (recovery.py), which rows
+changed since a checkpoint (changes.py).
 
 # N rows of a request, M data rows here, Q parity rows here, C rows that can wait, K differences,
 # P parities of a stripe, F = K x P, W floats of a record, G ranges
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from holdfast.cluster.changes import Changes, SnapshotOrder
 from holdfast.cluster.code import Code, make_code
 from holdfast.cluster.spec import TableSpec, granules_of
 from holdfast.errors import InvalidRequestError
@@ -69,6 +71,7 @@ class TableShard:
         self._waiting_slots_C = np.zeros(rows, np.int64)
         self._before_CW = np.zeros((rows, spec.width), np.float32)
         self.waiting = 0
+        self.changes = Changes(len(self.ids_M))
 
     def fill(self) -> None:
         """Set rows and parities to their first values."""
@@ -139,6 +142,7 @@ class TableShard:
 
     def update(self, slots_N: np.ndarray, grads_ND: np.ndarray) -> None:
         """Apply gradients to rows, each named once; there must be room."""
+        self.changes.mark(slots_N)
         optimizer = self.spec.optimizer
         if self.code is None:
             optimizers.apply(self.records_MW, slots_N, grads_ND, optimizer.kind, optimizer.hyper_H)
@@ -150,6 +154,7 @@ class TableShard:
 
     def assign(self, slots_N: np.ndarray, weights_ND: np.ndarray) -> None:
         """Set the weights of rows, and their state to zero; there must be room."""
+        self.changes.mark(slots_N)
         values_NW = np.zeros((len(slots_N), self.spec.width), np.float32)
         values_NW[:, : self.spec.dim] = weights_ND
         if self.code is None:
@@ -178,7 +183,15 @@ class TableShard:
         self.records_MW[slots_N] = records_NW[is_new_N]
         self.is_here_M[slots_N] = True
         self.rows_missing -= len(slots_N)
+        self.changes.mark(slots_N)
         return len(slots_N)
+
+    def copy(self, order: SnapshotOrder) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and whole records of the rows that a checkpoint must hold."""
+        slots_N = self.changes.claim(order)
+        if slots_N is None:
+            return self.ids_M, self.records_MW.copy()
+        return self.ids_M[slots_N], kernels.gather(self.records_MW, slots_N, self.spec.width)
 
     # Differences out.
 
@@ -220,11 +233,30 @@ class TableShard:
             raise InvalidRequestError("no such parity on this server", table=self.spec.name)
         return kernels.gather(self.parities_QW, slots_N, self.spec.width)
 
+    def check_differences(self, part: Differences) -> None:
+        """Refuse differences that are not of parities here.
+
+        Raises:
+            InvalidRequestError: names the table.
+        """
+        slots_K, positions_K = part.slots_K, part.positions_K
+        is_known = self.code is not None and part.diffs_KW.shape == (
+            len(slots_K),
+            self.spec.width,
+        )
+        if is_known and len(slots_K):
+            is_known = bool(
+                slots_K.min() >= 0
+                and slots_K.max() < len(self.stripes_Q)
+                and positions_K.min() >= 0
+                and positions_K.max() < self.spec.placement.data
+            )
+        if not is_known:
+            raise InvalidRequestError("no such parities on this server", table=self.spec.name)
+
     def fold(self, part: Differences, is_ready_G: np.ndarray) -> int:
         """Fold differences into parities of ranges that are ready; the others are built later."""
         slots_K = part.slots_K
-        if len(slots_K) and not (slots_K.min() >= 0 and slots_K.max() < len(self.stripes_Q)):
-            raise InvalidRequestError("no such parity on this server", table=self.spec.name)
         positions_K, diffs_KW = part.positions_K, part.diffs_KW
         if not is_ready_G.all():
             is_ready_K = is_ready_G[self.parity_granules(slots_K)]

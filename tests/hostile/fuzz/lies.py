@@ -23,8 +23,8 @@ from holdfast.checkpoint.checksum import as_hex, checksum
 from holdfast.checkpoint.object import Extent
 from holdfast.checkpoint.restore import restore_rows
 from holdfast.checkpoint.segment import CHUNK, PLAIN, Segment, header_bytes
+from holdfast.schema import TableSchema
 from holdfast.storage import open_storage
-from holdfast.tables import TableSchema
 from tests.golden.make_format1 import TABLE_ROWS
 
 SEED = 20240613

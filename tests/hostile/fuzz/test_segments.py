@@ -25,8 +25,8 @@ from holdfast.checkpoint.object import Extent
 from holdfast.checkpoint.restore import restore_rows
 from holdfast.checkpoint.scatter import Scatter
 from holdfast.checkpoint.segment import Segment, encode_segment, header_bytes
+from holdfast.schema import Column, TableSchema
 from holdfast.storage import open_storage
-from holdfast.tables import Column, TableSchema
 from tests.golden.make_format1 import BASE_STEP, TABLE_ROWS, StoredTable, make_rows, write_store
 from tests.hostile.fuzz.lies import NUMBERS, Store, as_catalog, format_of, framed, fuzz, repaired
 

@@ -22,9 +22,9 @@ from holdfast.checkpoint.checksum import as_hex, checksum
 from holdfast.checkpoint.object import ROWS, Extent, object_name
 from holdfast.errors import ConflictError, CorruptDataError, NotFoundError, UnavailableError
 from holdfast.placement import Placement
+from holdfast.schema import Column, TableSchema
 from holdfast.storage import Storage, open_storage
 from holdfast.storage.fault import Fault, FaultyStorage, When
-from holdfast.tables import Column, TableSchema
 
 SCHEMA = (TableSchema("t", 10, (Column("weight", 2),)),)
 

@@ -22,7 +22,7 @@ from holdfast.checkpoint.segment import (
 )
 from holdfast.errors import CorruptDataError
 from holdfast.kernels import bloom
-from holdfast.tables import Column, TableSchema
+from holdfast.schema import Column, TableSchema
 
 
 def rows(count: int, width: int, seed: int = 5) -> np.ndarray:

@@ -1,0 +1,341 @@
+"""A server's part of the second layer: its rows stored as segments, and loaded again. No torch.
+
+    snapshot (in the shard's lock) -> Copied -> segments -> one object, written by the server itself
+    catalog -> segments that hold rows of this server -> records in a new shard
+
+Segments hold rows by their global ids, columns as a table's schema has them: weights, then one
+column for each kind of optimizer state. So a cluster's checkpoints are an ordinary run.
+
+Invariants:
+- A segment holds rows of one table and one server.
+- A shard is loaded whole or not at all: every row comes from a base, then from what came after it.
+- No byte is used before its checksum is confirmed.
+
+Not here: messages (keeper.py), which rows changed (changes.py), when to save and the commit
+(checkpoints.py), when to load (coordinator.py).
+
+# N rows of a segment, M rows of a table on this server, W floats of a record, D of a column
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from holdfast.checkpoint import commit as catalogs
+from holdfast.checkpoint.catalog import Catalog, SegmentEntry
+from holdfast.checkpoint.codec import Codec
+from holdfast.checkpoint.fetch import SegmentReader, check_frames
+from holdfast.checkpoint.object import Extent, ObjectBuilder
+from holdfast.checkpoint.segment import Segment, encode_segment
+from holdfast.checkpoint.writer import store_segment
+from holdfast.cluster.shard import Copied, Shard
+from holdfast.cluster.spec import ClusterSpec, TableSpec
+from holdfast.cluster.tableshard import TableShard
+from holdfast.errors import CorruptDataError, DataLossError, HoldfastError, InvalidRequestError
+from holdfast.kernels import bitmap
+from holdfast.schema import WEIGHT, Column, TableSchema
+from holdfast.storage import open_storage
+from holdfast.storage.base import Storage
+
+STEP = "step"  # Adam's, of each row: a count, always stored whole
+_SEGMENT_BYTES = 8 << 20
+
+# As torch.optim names them, in the order of a record (kernels/optimizers.py).
+_STATE: dict[str, tuple[str, ...]] = {
+    "sgd": (),
+    "momentum": ("momentum_buffer",),
+    "adagrad": ("sum",),
+    "rowwise-adagrad": ("sum",),
+    "adam": ("exp_avg", "exp_avg_sq", STEP),
+}
+_ONE_WIDE = frozenset({("rowwise-adagrad", "sum"), ("adam", STEP)})
+
+Codecs = Mapping[str, Sequence[Codec]]  # of each column, by table
+
+
+def schema_of(table: TableSpec) -> TableSchema:
+    """A cluster's table as checkpoints describe it.
+
+    >>> from holdfast.placement import Placement
+    >>> from holdfast.cluster.spec import Optimizer
+    >>> table = TableSpec("users", 9, 4, Placement(3), "none", Optimizer("adam"))
+    >>> [(column.name, column.width) for column in schema_of(table).columns]
+    [('weight', 4), ('exp_avg', 4), ('exp_avg_sq', 4), ('step', 1)]
+    """
+    name = table.optimizer.name
+    state = (Column(kind, 1 if (name, kind) in _ONE_WIDE else table.dim) for kind in _STATE[name])
+    schema = TableSchema(table.name, table.rows, (Column(WEIGHT, table.dim), *state))
+    assert schema.row_bytes == 4 * table.width
+    return schema
+
+
+def _columns(schema: TableSchema, records_NW: np.ndarray) -> list[np.ndarray]:
+    found, start = [], 0
+    for column in schema.columns:
+        found.append(np.ascontiguousarray(records_NW[:, start : start + column.width]))
+        start += column.width
+    return found
+
+
+# What goes through messages.
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a run is stored, and how it is reached."""
+
+    url: str
+    options: Mapping[str, Any]
+
+    def open(self) -> Storage:
+        """The storage."""
+        return open_storage(self.url, **self.options)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for a message."""
+        return {"url": self.url, "options": dict(self.options)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Place:
+        """What ``to_json`` wrote."""
+        return cls(str(value["url"]), dict(value["options"]))
+
+
+def codecs_to_json(codecs: Codecs) -> dict[str, Any]:
+    """Codecs as plain values for a message."""
+    return {name: [dataclasses.asdict(codec) for codec in each] for name, each in codecs.items()}
+
+
+def codecs_from_json(value: Mapping[str, Any]) -> Codecs:
+    """What ``codecs_to_json`` wrote."""
+    return {name: [Codec(**codec) for codec in each] for name, each in value.items()}
+
+
+def entry_to_json(entry: SegmentEntry) -> list[Any]:
+    """A new segment as plain values for a message."""
+    extent = entry.extent
+    return [entry.table, entry.born, entry.rows, entry.first, entry.last,
+            extent.object, extent.offset, extent.bytes, extent.checksum]  # fmt: skip
+
+
+def entry_from_json(value: Sequence[Any]) -> SegmentEntry:
+    """What ``entry_to_json`` wrote."""
+    table, born, rows, first, last, *extent = value
+    return SegmentEntry(table, born, None, rows, first, last, Extent(*extent))
+
+
+# Rows out.
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a server wrote: its segments, and the length of the object they are in."""
+
+    segments: tuple[SegmentEntry, ...]
+    bytes: int
+
+
+def store(
+    copied: Sequence[Copied],
+    spec: ClusterSpec,
+    *,
+    storage: Storage,
+    name: str,
+    step: int,
+    codecs: Codecs,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> Stored:
+    """Write copied rows as one object; durable when this returns, or not there, as where there is
+    nothing to write.
+
+    Raises:
+        HoldfastError: storage failed, or it was cancelled.
+    """
+    segments: list[SegmentEntry] = []
+    if not any(len(part.ids_N) for part in copied):
+        return Stored((), 0)
+    with storage.create(name) as out:
+        builder = ObjectBuilder(name, out)
+        for part in copied:
+            schema = schema_of(spec.tables[part.table])
+            rows_max = max(1, _SEGMENT_BYTES // schema.row_bytes)
+            for start in range(0, len(part.ids_N), rows_max):
+                if is_cancelled():
+                    raise HoldfastError("the checkpoint was given up", step=step)
+                these = slice(start, start + rows_max)
+                encoded = encode_segment(
+                    part.ids_N[these],
+                    _columns(schema, part.records_NW[these]),
+                    codecs[schema.name],
+                )
+                segments.append(
+                    store_segment(builder, encoded, table=schema.name, born=step, died=None)
+                )
+        return Stored(tuple(segments), builder.close())
+
+
+# Rows in.
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """Which checkpoint a server loads its rows from."""
+
+    place: Place
+    catalog: int
+    step: int
+    is_apart: bool
+    """Whether rows were saved by servers that held the same: then others' are not read."""
+    wants_held: bool
+    """Whether rows that workers hold are loaded too; else workers supply them."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for a message."""
+        return {
+            "place": self.place.to_json(),
+            "catalog": self.catalog,
+            "step": self.step,
+            "is_apart": self.is_apart,
+            "wants_held": self.wants_held,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Loading:
+        """What ``to_json`` wrote."""
+        return cls(
+            Place.from_json(value["place"]),
+            int(value["catalog"]),
+            int(value["step"]),
+            bool(value["is_apart"]),
+            bool(value["wants_held"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """How many rows came back, and what was read for them."""
+
+    rows: int
+    bytes: int
+
+
+def load(
+    shard: Shard, loading: Loading, *, is_cancelled: Callable[[], bool] = lambda: False
+) -> Loaded:
+    """Fill a new shard with its rows as a checkpoint has them.
+
+    Raises:
+        DataLossError: the checkpoint does not hold every row.
+        CorruptDataError: names what is damaged.
+        InvalidRequestError: it is of other tables.
+    """
+    storage = loading.place.open()
+    catalog = catalogs.load(storage, loading.catalog)
+    rows = size = 0
+    for table in shard.tables:
+        if table.spec.is_held and not loading.wants_held:
+            continue
+        segments = _segments_of(table, shard.server, catalog, loading)
+        check_frames(storage, catalog, [segment.extent for segment in segments])
+        _load_table(table, shard.server, storage, catalog, loading, segments, is_cancelled)
+        rows += len(table.ids_M)
+        size += sum(segment.extent.bytes for segment in segments)
+    return Loaded(rows, size)
+
+
+def _segments_of(
+    table: TableShard, server: int, catalog: Catalog, loading: Loading
+) -> list[SegmentEntry]:
+    """What holds rows of this server, oldest born first."""
+    schema = schema_of(table.spec)
+    if schema not in catalog.schema_of(catalog.checkpoint(loading.step)):
+        raise InvalidRequestError(
+            "the checkpoint is of other tables", table=schema.name, step=loading.step
+        )
+    segments = catalog.alive(loading.step, schema.name)
+    if not loading.is_apart or not segments:
+        return segments
+    firsts_S = np.array([segment.first for segment in segments])
+    held_S = np.flatnonzero(table.spec.placement.servers_of(firsts_S) == server)
+    return [segments[at] for at in held_S]
+
+
+def _load_table(
+    table: TableShard,
+    server: int,
+    storage: Storage,
+    catalog: Catalog,
+    loading: Loading,
+    segments: Sequence[SegmentEntry],
+    is_cancelled: Callable[[], bool],
+) -> None:
+    schema, base = schema_of(table.spec), catalog.checkpoint(loading.step).base
+    reader = SegmentReader(storage)
+    table.changes.begin()
+    based = 0
+    for entry in segments:
+        if is_cancelled():
+            raise HoldfastError("another checkpoint is to be loaded", step=loading.step)
+        segment = reader.read(entry, schema)
+        slots_N, at_N = _own(table, server, segment, entry, loading)
+        start = 0
+        for index, column in enumerate(schema.columns):
+            values_ND = segment.decode(index)
+            if at_N is not None:
+                values_ND = values_ND[at_N]
+            table.records_MW[slots_N, start : start + column.width] = values_ND
+            start += column.width
+        if entry.born > base:
+            table.changes.mark_saved(slots_N)
+        else:
+            based += len(slots_N)
+    if based != len(table.ids_M):
+        raise DataLossError(
+            "the checkpoint does not hold every row",
+            step=loading.step,
+            table=schema.name,
+            server=server,
+            rows=len(table.ids_M),
+            found=based,
+            todo="restore another step",
+        )
+    table.is_here_M[:] = True
+    table.rows_missing = 0
+
+
+def _own(
+    table: TableShard, server: int, segment: Segment, entry: SegmentEntry, loading: Loading
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """The slots of a segment's rows that are this server's, and which they are (None: all)."""
+    placement = table.spec.placement
+    ids_N = segment.ids()
+    is_own_N = placement.servers_of(ids_N) == server
+    if is_own_N.all():
+        return placement.slots_of(ids_N), None
+    if loading.is_apart:
+        raise CorruptDataError(
+            "a segment holds rows of two servers",
+            where=entry.extent.describe(),
+            table=entry.table,
+            server=server,
+        )
+    at_N = np.flatnonzero(is_own_N)
+    return placement.slots_of(ids_N[at_N]), at_N
+
+
+def warm(codecs: Codecs) -> None:
+    """Compile or load the kernels of saving and loading, so that none is while training waits."""
+    ids_N = np.array([1, 2, 5], np.int64)
+    words_W = bitmap.new(64)
+    bitmap.mark(words_W, ids_N, 64)
+    bitmap.union_into(words_W, words_W)
+    bitmap.ids(words_W, 0, 64)
+    for codec in {codec for each in codecs.values() for codec in each}:
+        encoded = encode_segment(ids_N, [np.ones((3, 4), np.float32)], [codec])
+        data = b"".join(memoryview(part).cast("B") for part in encoded.buffers if len(part))
+        Segment(memoryview(data), where="memory").decode(0)
