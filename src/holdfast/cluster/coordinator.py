@@ -30,11 +30,11 @@ from holdfast.cluster.commit import Held, choose_commits
 from holdfast.cluster.crew import Crew
 from holdfast.cluster.engine import Engine, Process
 from holdfast.cluster.fallback import Fallback, Restore, SecondLayer
+from holdfast.cluster.flush import Report, choose_settlement, remember
 from holdfast.cluster.leases import Leases
 from holdfast.cluster.members import GoneError, Members
 from holdfast.cluster.members import Settings as Settings
 from holdfast.cluster.message import Message
-from holdfast.cluster.shard import Report, choose_settlement, remember
 from holdfast.cluster.spec import ClusterSpec
 from holdfast.cluster.view import View
 from holdfast.cluster.wire import Caller, Listener

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.cluster.flush import Flush
 from holdfast.cluster.message import Message
-from holdfast.cluster.shard import Flush, Gradients
+from holdfast.cluster.shard import Gradients
 from holdfast.cluster.tableshard import Differences
 from holdfast.errors import InvalidRequestError
 

@@ -25,11 +25,12 @@ from typing import Any
 import numpy as np
 
 from holdfast.cluster import parts
+from holdfast.cluster.flush import Flush, Report
 from holdfast.cluster.keeper import Keeper
 from holdfast.cluster.message import Message
 from holdfast.cluster.peers import Peers
 from holdfast.cluster.recovery import Recovery, StoppedError
-from holdfast.cluster.shard import Flush, Gradients, Renewal, Report, Shard
+from holdfast.cluster.shard import Gradients, Renewal, Shard
 from holdfast.cluster.spec import ClusterSpec
 from holdfast.cluster.view import View
 from holdfast.cluster.warm import warm_kernels

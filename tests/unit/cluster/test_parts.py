@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.cluster import message, parts
+from holdfast.cluster.flush import Flush
 from holdfast.cluster.message import Message
-from holdfast.cluster.shard import WORKERS_MAX, Flush, Gradients
+from holdfast.cluster.shard import WORKERS_MAX, Gradients
 from holdfast.cluster.tableshard import Differences
 from holdfast.errors import InvalidRequestError
 

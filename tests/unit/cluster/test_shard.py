@@ -8,14 +8,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from holdfast.cluster.shard import (
-    WORKERS_MAX,
-    Flush,
-    Gradients,
-    Report,
-    Shard,
-    choose_settlement,
-)
+from holdfast.cluster.flush import Flush, Report, choose_settlement
+from holdfast.cluster.shard import WORKERS_MAX, Gradients, Shard
 from holdfast.cluster.spec import ClusterSpec, Optimizer, TableSpec
 from holdfast.errors import ConflictError, HoldfastError, InvalidRequestError
 from holdfast.placement import Placement
