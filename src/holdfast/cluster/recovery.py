@@ -63,7 +63,7 @@ class Recovery:
         self._wait_for_view = wait_for_view
         self._tell = tell
         self._turn = threading.Lock()
-        self._tickets = (f"{shard.server}.{number}" for number in itertools.count())
+        self._numbers = itertools.count()  # safe between threads, as a generator is not
 
     # On demand.
 
@@ -195,7 +195,7 @@ class Recovery:
     ) -> Iterator[tuple[str, dict[int, np.ndarray]]]:
         """Freeze ranges everywhere, this server included; gives the marks of what has left."""
         shard = self._shard
-        ticket = next(self._tickets)
+        ticket = f"{shard.server}.{next(self._numbers)}"
         others = [server for server in range(len(view.addresses)) if server != shard.server]
         meta = {"ticket": ticket, "granules": list(granules)}
         marks = {}

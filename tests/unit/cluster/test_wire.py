@@ -62,8 +62,23 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+OTHERS: set[int | None] = (
+    set()
+)  # threads that other tests of this process left to end by themselves
+
+
+@pytest.fixture(autouse=True)
+def _note_others() -> None:
+    OTHERS.clear()
+    OTHERS.update(thread.ident for thread in threading.enumerate())
+
+
 def our_threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("holdfast")]
+    return [
+        thread.name
+        for thread in threading.enumerate()
+        if thread.name.startswith("holdfast") and thread.ident not in OTHERS
+    ]
 
 
 def test_an_answer_brings_meta_and_arrays_to_the_bit(stream: Stream) -> None:
