@@ -20,7 +20,7 @@ from tests.cluster.chaos import Chaos
 from tests.cluster.oracle import Oracle, random_gradients
 from tests.cluster.test_protocol import OPTIMIZERS, check_same, make_spec
 
-RUNS = int(os.environ.get("HOLDFAST_CHAOS_RUNS", "8"))
+RUNS = int(os.environ.get("HOLDFAST_CHAOS_RUNS", "6"))
 
 
 def run(seed: int) -> list[str]:

@@ -422,8 +422,8 @@ class FlooredMachine(RunMachine):
     strategies = FLOORED
 
 
-many = settings(max_examples=60, stateful_step_count=20, deadline=None, derandomize=True)
+many = settings(max_examples=40, stateful_step_count=20, deadline=None, derandomize=True)
 TestRuns = RunMachine.TestCase
 TestRuns.settings = many
 TestFlooredRuns = FlooredMachine.TestCase
-TestFlooredRuns.settings = many
+TestFlooredRuns.settings = settings(many, max_examples=20)
