@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from holdfast.cluster.coordinator import Coordinator
 from holdfast.cluster.engine import Process
-from holdfast.cluster.message import Message
-from holdfast.cluster.wire import Caller
-from holdfast.errors import UnavailableError
-from tests.cluster.threads import ThreadEngine
+from tests.cluster.threads import CrashingEngine, When
 
 KINDS = ("pull", "push", "stage", "commit", "fold", "apply", "freeze", "fetch", "thaw", "view",
          "adopt", "recover", "report", "settle", "drain")  # fmt: skip
@@ -42,7 +37,7 @@ class Chaos:
         most = 40 if kind in ("pull", "push", "stage", "commit", "fold", "apply") else 6
         return kind, self.rng.randrange(most), self.rng.random() < 0.5
 
-    def choose(self, process: Process, kind: str) -> str | None:
+    def choose(self, process: Process, kind: str) -> When | None:
         """Whether a server is to crash at this message: before or after it acts."""
         with self._lock:
             if not self.is_on or self.kills == 0:
@@ -52,7 +47,7 @@ class Chaos:
             self._left -= 1
             if self._left > 0 or not self._may_lose(process):
                 return None
-            when = "before" if self._is_before else "after"
+            when: When = "before" if self._is_before else "after"
             self.kills -= 1
             self.killed.append(f"{process.name} {when} {kind}")
             self._kind, self._left, self._is_before = self._next()
@@ -70,32 +65,12 @@ class Chaos:
         return len(lacking | {index}) <= self.parity
 
 
-class ChaosEngine(ThreadEngine):
-    """A ThreadEngine whose servers ask before each message whether they crash."""
+class ChaosEngine(CrashingEngine):
+    """Crashes its servers as a Chaos says."""
 
     def __init__(self, chaos: Chaos) -> None:
         super().__init__()
         self._chaos = chaos
 
-    def start(self, role: str, name: str, spec: Mapping[str, Any]) -> Process:
-        process = super().start(role, name, spec)
-        handlers = self.servers[name]._handlers
-        for kind, handler in list(handlers.items()):
-            handlers[kind] = self._wrapped(process, kind, handler)
-        return process
-
-    def _wrapped(
-        self, process: Process, kind: str, handler: Callable[[Caller, Message], Message]
-    ) -> Callable[[Caller, Message], Message]:
-        def wrapped(caller: Caller, message: Message) -> Message:
-            when = self._chaos.choose(process, kind)
-            if when == "before":
-                self.crash(process)
-                raise UnavailableError("crashed")
-            answer = handler(caller, message)
-            if when == "after":
-                self.crash(process)
-                raise UnavailableError("crashed")
-            return answer
-
-        return wrapped
+    def choose(self, process: Process, kind: str) -> When | None:
+        return self._chaos.choose(process, kind)

@@ -6,10 +6,8 @@ import dataclasses
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,141 +19,14 @@ from holdfast.checkpoint.codec import parse_codec
 from holdfast.checkpoint.errorbound import error_bound
 from holdfast.checkpoint.strategy import Strategy
 from holdfast.cli.main import app
-from holdfast.cluster.checkpoints import ClusterCheckpointer
 from holdfast.cluster.client import Client
-from holdfast.cluster.cluster import Cluster
-from holdfast.cluster.coordinator import Settings
-from holdfast.cluster.engine import Process
 from holdfast.cluster.leases import Leases
-from holdfast.cluster.message import Message
 from holdfast.cluster.spec import ClusterSpec, Optimizer, TableSpec
-from holdfast.cluster.wire import Caller
 from holdfast.errors import DataLossError, HoldfastError, UnavailableError
 from holdfast.placement import Placement
 from tests.cluster.oracle import Oracle, random_gradients
 from tests.cluster.test_protocol import check_same, make_spec
-from tests.cluster.threads import ThreadEngine
-
-Records = dict[str, np.ndarray]
-STEPS = Strategy("steps", base="consecutive", codec="fp32")  # no clock decides what is a base
-SINCE_BASE = Strategy("since-base", base="one-shot", codec="fp32")
-
-
-class StrikingEngine(ThreadEngine):
-    """Crashes one server at the next message of some kind."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kind: str | None = None
-        self.when = "before"
-        self.struck: list[Process] = []
-        self._lock = threading.Lock()
-
-    def start(self, role: str, name: str, spec: Mapping[str, Any]) -> Process:
-        process = super().start(role, name, spec)
-        handlers = self.servers[name]._handlers
-        for kind, handler in list(handlers.items()):
-            handlers[kind] = self._wrapped(process, kind, handler)
-        return process
-
-    def _wrapped(
-        self, process: Process, kind: str, handler: Callable[[Caller, Message], Message]
-    ) -> Callable[[Caller, Message], Message]:
-        def wrapped(caller: Caller, message: Message) -> Message:
-            with self._lock:
-                is_struck = kind == self.kind
-                if is_struck:
-                    self.kind = None
-                    self.struck.append(process)
-            if is_struck and self.when == "after":
-                handler(caller, message)
-            if is_struck:
-                self.crash(process)
-                raise UnavailableError("crashed")
-            return handler(caller, message)
-
-        return wrapped
-
-
-class Trial:
-    """A cluster of threads with a second layer, one client, and an oracle that sees its pushes."""
-
-    def __init__(self, spec: ClusterSpec, url: Path, seed: int = 0, **settings: object) -> None:
-        self.spec, self.url = spec, url
-        self.happened: list[events.Event] = []
-        self.engine = StrikingEngine()
-        self.cluster = Cluster(
-            spec,
-            engine=self.engine,
-            settings=Settings(spares=2, pulse_s=0),
-            log=events.EventLog([self.happened.append]),
-        )
-        self.cluster.start()
-        self.layer = ClusterCheckpointer(self.cluster, url, **settings)
-        self.oracle = Oracle(spec)
-        self.rng = np.random.default_rng(seed)
-        self.client = self.cluster.connect()
-        self.number = 0
-
-    def push(self, times: int = 1, *, rows: int = 20) -> None:
-        for _ in range(times):
-            gradients = random_gradients(self.rng, self.spec, rows=rows)
-            self.client.push(self.number, gradients)
-            self.oracle.push(gradients)
-            self.number += 1
-
-    def save(self) -> Records:
-        """Save, and what the oracle had then."""
-        self.layer.save(step=self.number)
-        return self.copy()
-
-    def copy(self) -> Records:
-        return {name: records_NW.copy() for name, records_NW in self.oracle.records.items()}
-
-    def crash(self, *servers: int) -> None:
-        """All at once: the coordinator hears of the first when all are gone."""
-        processes = [self.cluster.coordinator.process(server) for server in servers]
-        for process in processes:
-            self.engine.crash(process, is_seen=False)
-        for process in processes:
-            self.cluster.coordinator._on_death(process, "was killed by signal 9")
-
-    def read(self) -> Records:
-        return {table.name: self.cluster.read(table.name) for table in self.spec.tables}
-
-    def told(self, kind: type[events.Event]) -> list[events.Event]:
-        return [event for event in self.happened if isinstance(event, kind)]
-
-    def reconnect(self) -> None:
-        self.client.close()
-        self.client = self.cluster.connect()
-        self.number = 0
-
-    def close(self) -> None:
-        self.client.close()
-        self.layer.close()
-        self.cluster.close()
-
-
-@contextmanager
-def trial(spec: ClusterSpec, url: Path, **settings: object) -> Iterator[Trial]:
-    found = Trial(spec, url, **settings)
-    try:
-        yield found
-    finally:
-        found.close()
-
-
-def is_same(found: np.ndarray, expected: np.ndarray) -> bool:
-    return np.array_equal(found.view(np.uint32), expected.view(np.uint32))
-
-
-def rows_of(spec: ClusterSpec, servers: set[int]) -> dict[str, np.ndarray]:
-    """Of each table which rows these servers hold."""
-    return {
-        table.name: np.isin(table.placement.servers_of(np.arange(table.rows)), list(servers))
-        for table in spec.tables
-    }
+from tests.cluster.trial import SINCE_BASE, STEPS, Trial, is_same, rows_of, trial
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 from holdfast.cluster.engine import OnDeath, Process, Start
+from holdfast.cluster.message import Message
 from holdfast.cluster.server import Server
+from holdfast.cluster.wire import Caller
+from holdfast.errors import UnavailableError
+
+When = Literal["before", "after"]
 
 
 class ThreadEngine:
@@ -54,3 +60,32 @@ class ThreadEngine:
             self.kill(process)
         for thread in self._closing:
             thread.join(timeout=10)
+
+
+class CrashingEngine(ThreadEngine):
+    """A ThreadEngine whose servers ask at each message whether they crash."""
+
+    @abstractmethod
+    def choose(self, process: Process, kind: str) -> When | None:
+        """Whether a server is to crash at this message: before or after it acts."""
+
+    def start(self, role: str, name: str, spec: Mapping[str, Any]) -> Process:
+        process = super().start(role, name, spec)
+        handlers = self.servers[name]._handlers
+        for kind, handler in list(handlers.items()):
+            handlers[kind] = self._wrapped(process, kind, handler)
+        return process
+
+    def _wrapped(
+        self, process: Process, kind: str, handler: Callable[[Caller, Message], Message]
+    ) -> Callable[[Caller, Message], Message]:
+        def wrapped(caller: Caller, message: Message) -> Message:
+            when = self.choose(process, kind)
+            if when is None:
+                return handler(caller, message)
+            if when == "after":
+                handler(caller, message)
+            self.crash(process)
+            raise UnavailableError("crashed")
+
+        return wrapped

@@ -245,12 +245,14 @@ class Server:
         return Message("entered")
 
     def _set_view(self, view: View, renewal: Renewal | None = None) -> None:
+        """The view before the shard: differences that the new epoch sets free must not travel in
+        the old one, to a server that still believes them frozen."""
         if view.epoch > self._listener.epoch:
             self._listener.epoch = view.epoch
-        self.shard.enter(view.epoch, renewal)
         with self._has_changed:
             self._view = view
             self._has_changed.notify_all()
+        self.shard.enter(view.epoch, renewal)
 
     def _wait_for_view(self, after: int | None) -> View:
         with self._has_changed:

@@ -130,13 +130,15 @@ class Shard:
     # The epoch: which members a shard believes in.
 
     def enter(self, epoch: int, renewal: Renewal | None = None) -> None:
-        """From now on nothing of an older epoch is folded, and nothing is frozen any more.
+        """From now on nothing of an older epoch is folded, and nothing of it is frozen any more.
 
+        Within one epoch freezes stay: whoever asked for them counts on it that nothing passes by.
         With a renewal the parities here are void, and so is what lost servers had sent.
         """
         with self._changed:
-            self._epoch = max(self._epoch, epoch)
-            self._frozen.clear()
+            if epoch > self._epoch:
+                self._epoch = epoch
+                self._frozen.clear()
             if renewal is not None and renewal.number > self._renewal:
                 self._renewal = renewal.number
                 self._is_ready_G[:] = False

@@ -377,6 +377,17 @@ def test_only_what_is_frozen_can_be_fetched_and_built() -> None:
             attempt()
 
 
+def test_what_is_frozen_stays_so_within_an_epoch() -> None:
+    """Others hear of it when a server is whole again: no reason to let differences go."""
+    shard = begun(ONE)
+    shard.freeze("t", [0, 1], epoch=1)
+    shard.enter(1)
+    shard.push(0, 0, gradients([0]))
+    flush = shard.begin_flush()
+    assert flush is not None and flush.rows == 0
+    assert shard.fetch("t", 0, np.array([0]), np.zeros(0, np.int64))[0].tolist() == [[0, 0]]
+
+
 def test_rows_that_are_missing_cannot_be_fetched() -> None:
     shard = Shard(ONE, 0, epoch=1)
     shard.freeze("t", [0, 1], epoch=1)
