@@ -91,6 +91,20 @@ class Placement:
     def _round_stripes(self) -> int:
         return self._round_rows // self.data
 
+    @property
+    def period_rows(self) -> int:
+        """Rows after which all places begin anew: servers and positions are the same again, and
+        slots and stripes further by the same number everywhere.
+
+        >>> placement = Placement(4, data=2, parity=1)
+        >>> placement.period_rows
+        16
+        >>> placement.servers_of(np.arange(16, 20))
+        array([0, 1, 2, 3])
+        """
+        shifts = self._group_servers if self.parity else 1
+        return self._round_rows * shifts * self.groups
+
     def servers_of(self, ids_N: np.ndarray) -> np.ndarray:
         """The server of each row.
 

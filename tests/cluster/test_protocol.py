@@ -37,6 +37,7 @@ def make_spec(
     return ClusterSpec(
         (
             TableSpec("users", 103, 4, placed, code, how, seed=1, bound=bound),
+            TableSpec("items", 31, 4, placed, code, how, seed=3, bound=bound),  # in one arena
             TableSpec("ads", 7, 3, placed, code, how, seed=2, bound=bound),
             TableSpec("dense", 9, 8, Placement(servers, data=1, parity=parity), code, how),
         ),

@@ -66,7 +66,7 @@ def snapshot(shard: Shard) -> dict[str, Any]:
             for report in map(shard.report, range(SPEC.servers))
         ],
     }
-    for table in shard.tables:
+    for table in shard.arenas:
         found[table.spec.name] = (table.records_MW.tobytes(), table.parities_QW.tobytes())
     return found
 
@@ -96,31 +96,31 @@ ONE = np.ones(2, F4)
 PUSHES: dict[str, tuple[Mapping[str, Any], tuple[np.ndarray, ...]]] = {
     "no meta": ({}, (np.zeros(1, I4), ONE)),
     "no tables": ({"worker": 0, "number": 0}, (np.zeros(1, I4), ONE)),
-    "no arrays": ({"tables": [[0, 1]]}, ()),
-    "no gradients": ({"tables": [[0, 1]]}, (np.zeros(1, I4),)),
-    "tables are a number": ({"tables": 7}, (np.zeros(1, I4), ONE)),
-    "tables are text": ({"tables": "users"}, (np.zeros(1, I4), ONE)),
-    "a table without count": ({"tables": [[0]]}, (np.zeros(1, I4), ONE)),
-    "a count of text": ({"tables": [[0, "x"]]}, (np.zeros(1, I4), ONE)),
-    "no such table": ({"tables": [[2, 1]]}, (np.zeros(1, I4), ONE)),
-    "a table below zero": ({"tables": [[-1, 1]]}, (np.zeros(1, I4), np.ones(3, F4))),
-    "a count below zero": ({"tables": [[0, 2], [0, -1]]}, (np.zeros(1, I4), ONE)),
-    "a huge count": ({"tables": [[0, 1 << 62]]}, (np.zeros(1, I4), ONE)),
-    "a count beyond any": ({"tables": [[0, 1 << 80]]}, (np.zeros(1, I4), ONE)),
-    "fewer rows than counted": ({"tables": [[0, 2]]}, (np.zeros(1, I4), ONE)),
-    "more rows than counted": ({"tables": [[0, 1]]}, (np.zeros(2, I4), ONE)),
-    "too few gradients": ({"tables": [[0, 1]]}, (np.zeros(1, I4), ONE[:1])),
-    "too many gradients": ({"tables": [[0, 1]]}, (np.zeros(1, I4), np.ones(3, F4))),
-    "a slot below zero": ({"tables": [[0, 1]]}, (np.array([-1], I4), ONE)),
-    "a slot beyond the shard": ({"tables": [[0, 1]]}, (np.array([8], I4), ONE)),
-    "a slot beyond any": ({"tables": [[0, 1]]}, (np.array([1 << 62]), ONE)),
+    "no arrays": ({"arenas": [[0, 1]]}, ()),
+    "no gradients": ({"arenas": [[0, 1]]}, (np.zeros(1, I4),)),
+    "tables are a number": ({"arenas": 7}, (np.zeros(1, I4), ONE)),
+    "tables are text": ({"arenas": "users"}, (np.zeros(1, I4), ONE)),
+    "a table without count": ({"arenas": [[0]]}, (np.zeros(1, I4), ONE)),
+    "a count of text": ({"arenas": [[0, "x"]]}, (np.zeros(1, I4), ONE)),
+    "no such table": ({"arenas": [[2, 1]]}, (np.zeros(1, I4), ONE)),
+    "a table below zero": ({"arenas": [[-1, 1]]}, (np.zeros(1, I4), np.ones(3, F4))),
+    "a count below zero": ({"arenas": [[0, 2], [0, -1]]}, (np.zeros(1, I4), ONE)),
+    "a huge count": ({"arenas": [[0, 1 << 62]]}, (np.zeros(1, I4), ONE)),
+    "a count beyond any": ({"arenas": [[0, 1 << 80]]}, (np.zeros(1, I4), ONE)),
+    "fewer rows than counted": ({"arenas": [[0, 2]]}, (np.zeros(1, I4), ONE)),
+    "more rows than counted": ({"arenas": [[0, 1]]}, (np.zeros(2, I4), ONE)),
+    "too few gradients": ({"arenas": [[0, 1]]}, (np.zeros(1, I4), ONE[:1])),
+    "too many gradients": ({"arenas": [[0, 1]]}, (np.zeros(1, I4), np.ones(3, F4))),
+    "a slot below zero": ({"arenas": [[0, 1]]}, (np.array([-1], I4), ONE)),
+    "a slot beyond the shard": ({"arenas": [[0, 1]]}, (np.array([8], I4), ONE)),
+    "a slot beyond any": ({"arenas": [[0, 1]]}, (np.array([1 << 62]), ONE)),
     "an unsigned slot beyond any": (
-        {"tables": [[0, 1]]},
+        {"arenas": [[0, 1]]},
         (np.array([(1 << 64) - 1], np.uint64), ONE),
     ),
-    "gradients of doubles": ({"tables": [[0, 1]]}, (np.zeros(1, I4), np.ones(2))),
-    "gradients of integers": ({"tables": [[0, 1]]}, (np.zeros(1, I4), np.ones(2, I4))),
-    "the second table is bad": ({"tables": [[0, 1], [1, 1]]}, (np.array([0, 9]), np.ones(5, F4))),
+    "gradients of doubles": ({"arenas": [[0, 1]]}, (np.zeros(1, I4), np.ones(2))),
+    "gradients of integers": ({"arenas": [[0, 1]]}, (np.zeros(1, I4), np.ones(2, I4))),
+    "the second table is bad": ({"arenas": [[0, 1], [1, 1]]}, (np.array([0, 9]), np.ones(5, F4))),
 }
 
 
@@ -154,14 +154,14 @@ def test_what_was_not_staged_cannot_be_committed(server: Server) -> None:
 
 PULLS: dict[str, tuple[Mapping[str, Any], tuple[np.ndarray, ...]]] = {
     "no meta": ({}, (np.zeros(1, I4),)),
-    "no arrays": ({"tables": [[0, 1]]}, ()),
-    "no such table": ({"tables": [[5, 1]]}, (np.zeros(1, I4),)),
-    "a table below zero": ({"tables": [[-1, 1]]}, (np.zeros(1, I4),)),
-    "a huge count": ({"tables": [[0, 1 << 62]]}, (np.zeros(1, I4),)),
-    "a slot below zero": ({"tables": [[0, 1]]}, (np.array([-1]),)),
-    "a slot beyond the shard": ({"tables": [[0, 1]]}, (np.array([8]),)),
-    "a slot that is not a number": ({"tables": [[0, 1]]}, (np.array([np.inf], F4),)),
-    "more slots than counted": ({"tables": [[0, 1]]}, (np.zeros(3, I4),)),
+    "no arrays": ({"arenas": [[0, 1]]}, ()),
+    "no such table": ({"arenas": [[5, 1]]}, (np.zeros(1, I4),)),
+    "a table below zero": ({"arenas": [[-1, 1]]}, (np.zeros(1, I4),)),
+    "a huge count": ({"arenas": [[0, 1 << 62]]}, (np.zeros(1, I4),)),
+    "a slot below zero": ({"arenas": [[0, 1]]}, (np.array([-1]),)),
+    "a slot beyond the shard": ({"arenas": [[0, 1]]}, (np.array([8]),)),
+    "a slot that is not a number": ({"arenas": [[0, 1]]}, (np.array([np.inf], F4),)),
+    "more slots than counted": ({"arenas": [[0, 1]]}, (np.zeros(3, I4),)),
 }
 
 
@@ -176,7 +176,7 @@ def test_malformed_pulls_are_refused(server: Server, what: str) -> None:
 
 def fold(**changes: Any) -> Message:
     """A flush that is right but for what is changed."""
-    meta = {"number": 1, "frozen": [], "receivers": [0], "tables": [[0, 1, WIDTH]]}
+    meta = {"number": 1, "frozen": [], "receivers": [0], "arenas": [[0, 1, WIDTH]]}
     arrays = {
         "marks": np.zeros(1, np.int64),
         "slots": np.zeros(1, I4),
@@ -193,18 +193,18 @@ FOLDS: dict[str, dict[str, Any]] = {
     "a number of text": {"number": "x"},
     "no receivers": {"receivers": None},
     "frozen is text": {"frozen": "x"},
-    "tables are none": {"tables": None},
-    "no width": {"tables": [[0, 1]]},
-    "no such table": {"tables": [[2, 1, WIDTH]]},
-    "a table below zero": {"tables": [[-1, 1, WIDTH]]},
-    "a table without parity": {"tables": [[1, 1, WIDTH]]},
-    "a count below zero": {"tables": [[0, -1, WIDTH]]},
-    "a count of a half": {"tables": [[0, 0.5, WIDTH]]},
-    "a huge count": {"tables": [[0, 1 << 62, WIDTH]]},
-    "a count beyond any": {"tables": [[0, 1 << 80, WIDTH]]},
-    "a width below one": {"tables": [[0, 1, 0]]},
-    "a huge width": {"tables": [[0, 1, 1 << 62]]},
-    "another width": {"tables": [[0, 1, 1]], "diffs": np.ones(1, np.uint32)},
+    "tables are none": {"arenas": None},
+    "no width": {"arenas": [[0, 1]]},
+    "no such table": {"arenas": [[2, 1, WIDTH]]},
+    "a table below zero": {"arenas": [[-1, 1, WIDTH]]},
+    "a table without parity": {"arenas": [[1, 1, WIDTH]]},
+    "a count below zero": {"arenas": [[0, -1, WIDTH]]},
+    "a count of a half": {"arenas": [[0, 0.5, WIDTH]]},
+    "a huge count": {"arenas": [[0, 1 << 62, WIDTH]]},
+    "a count beyond any": {"arenas": [[0, 1 << 80, WIDTH]]},
+    "a width below one": {"arenas": [[0, 1, 0]]},
+    "a huge width": {"arenas": [[0, 1, 1 << 62]]},
+    "another width": {"arenas": [[0, 1, 1]], "diffs": np.ones(1, np.uint32)},
     "fewer differences than counted": {"diffs": np.ones(WIDTH - 1, np.uint32)},
     "more differences than counted": {"diffs": np.ones(2 * WIDTH, np.uint32)},
     "more slots than counted": {"slots": np.zeros(2, I4)},
@@ -251,9 +251,9 @@ ASKED: dict[str, Message] = {
     "thaw without meta": Message("thaw"),
     "apply without number": Message("apply"),
     "fetch without meta": Message("fetch", {}, (np.zeros(1, I4), np.zeros(0, I4))),
-    "fetch without arrays": Message("fetch", {"ticket": "t", "table": 0}),
+    "fetch without arrays": Message("fetch", {"ticket": "t", "arena": 0}),
     "fetch of what is not frozen": Message(
-        "fetch", {"ticket": "t", "table": 0}, (np.zeros(1, I4), np.zeros(0, I4))
+        "fetch", {"ticket": "t", "arena": 0}, (np.zeros(1, I4), np.zeros(0, I4))
     ),
     "report of nobody": Message("report"),
     "report of no such server": Message("report", {"source": 3}),
@@ -261,9 +261,9 @@ ASKED: dict[str, Message] = {
     "settle without number": Message("settle", {"source": 1}),
     "read without meta": Message("read"),
     "read of no such table": Message(
-        "read", {"table": 2, "is_parity": False, "start": 0, "stop": 1}
+        "read", {"arena": 2, "is_parity": False, "start": 0, "stop": 1}
     ),
-    "read of text": Message("read", {"table": 0, "is_parity": 0, "start": "a", "stop": 1}),
+    "read of text": Message("read", {"arena": 0, "is_parity": 0, "start": "a", "stop": 1}),
     "bar of nobody": Message("bar"),
     "resolve of nobody": Message("resolve", {"commit": []}),
     "resolve without numbers": Message("resolve", {"worker": 3}),
@@ -287,7 +287,7 @@ def test_fetching_rows_that_are_not_here_is_refused(server: Server, slots: list[
     with Stream(server.address, token=TOKEN, name="server-1", epoch=EPOCH) as stream:
         stream.ask(Message("freeze", {"ticket": "1.0", "granules": [0, 1]}))
         for arrays in ((slots_N, none_N), (none_N, slots_N)):
-            message = Message("fetch", {"ticket": "1.0", "table": 0}, arrays)
+            message = Message("fetch", {"ticket": "1.0", "arena": 0}, arrays)
             check_malformed(server, message, name="server-1")
         stream.ask(Message("thaw", {"ticket": "1.0"}))
 
@@ -306,7 +306,7 @@ def test_a_server_without_a_shard_says_so(kind: str) -> None:
     try:
         name, meta = "server-1", {"worker": 0, "number": 0, "source": 1, "granules": []}
         message = fold() if kind == "fold" else Message(
-            kind, {"tables": [], "ticket": "t", **meta}, (np.zeros(0, I4), np.zeros(0, F4))
+            kind, {"arenas": [], "ticket": "t", **meta}, (np.zeros(0, I4), np.zeros(0, F4))
         )  # fmt: skip
         with (
             Stream(spare.address, token=TOKEN, name=name) as stream,

@@ -28,12 +28,13 @@ from hypothesis.stateful import (
 )
 
 from holdfast.cluster import audit, decode, message, parts
+from holdfast.cluster.arena import Arena
+from holdfast.cluster.arenashard import fold_rows
 from holdfast.cluster.commit import Held, choose_commits
 from holdfast.cluster.decode import Sources
 from holdfast.cluster.flush import Flush, Report, choose_settlement, remember
 from holdfast.cluster.shard import Gradients, Shard
 from holdfast.cluster.spec import ClusterSpec, Optimizer, TableSpec
-from holdfast.cluster.tableshard import fold_rows
 from holdfast.cluster.view import View
 from holdfast.errors import ConflictError
 from holdfast.placement import Placement
@@ -49,6 +50,7 @@ def make_spec(
     bound = 0.0 if optimizer == EXACT else 0.5
     tables = (
         TableSpec("users", 23, 2, placement, code, optimizer, seed=1, bound=bound),
+        TableSpec("ads", 5, 2, placement, code, optimizer, seed=3, bound=bound),  # one arena
         TableSpec("dense", 4, 3, dense, code, optimizer, seed=2, bound=bound),
     )
     return ClusterSpec(tables, locks=locks, waiting_rows=waiting_rows)
@@ -122,12 +124,14 @@ class World:
             np.random.default_rng(seed), self.spec, rows=8, is_exact=self.is_exact
         )
         by_server: dict[int, list[Gradients]] = {}
-        for index, table in enumerate(self.spec.tables):
-            ids_N, grads_ND = gradients[table.name]
-            servers_N = table.placement.servers_of(ids_N)
+        for index, arena in enumerate(self.spec.arenas):
+            found = [(placed.start, *gradients[placed.table.name]) for placed in arena.tables]
+            ids_N = np.concatenate([start + ids_N for start, ids_N, _ in found])
+            grads_ND = np.concatenate([grads_ND for *_, grads_ND in found])
+            servers_N = arena.placement.servers_of(ids_N)
             for server in np.unique(servers_N).tolist():
                 at_N = np.flatnonzero(servers_N == server)
-                slots_N = table.placement.slots_of(ids_N[at_N])
+                slots_N = arena.placement.slots_of(ids_N[at_N])
                 by_server.setdefault(server, []).append(Gradients(index, slots_N, grads_ND[at_N]))
         worker.number += 1
         push = Push(worker.number, gradients, by_server, set(by_server), frozenset(by_server))
@@ -177,8 +181,8 @@ class World:
         is_resolved: bool = False,
     ) -> None:
         shard = self.shards[server]
-        self.present(server, [(part.table, part.slots_N) for part in gradients])
-        tables = [(shard.tables[part.table], len(part.slots_N)) for part in gradients]
+        self.present(server, [(part.arena, part.slots_N) for part in gradients])
+        tables = [(shard.arenas[part.arena], len(part.slots_N)) for part in gradients]
         if not self.tickets and any(t.waiting and t.room() < rows for t, rows in tables):
             self.flush(server)  # else the push would wait for it
         shard.push(worker.index, push.number, gradients, is_resolved=is_resolved)
@@ -309,14 +313,14 @@ class World:
             return
         if server in self.tickets:
             self.thaw(server)
-        granules = {int(g) for t, slots_N in missing for g in shard.tables[t].granules(slots_N)}
+        granules = {int(g) for t, slots_N in missing for g in shard.arenas[t].granules(slots_N)}
         self.freeze(server, sorted(granules))
         for table, slots_N in missing:
             self.decode_rows(server, table, slots_N)
         self.thaw(server)
 
     def decode_rows(self, server: int, table: int, slots_N: np.ndarray) -> None:
-        found = self.shards[server].tables[table]
+        found = self.shards[server].arenas[table]
         view = self.view
         sources = decode.plan_rows(
             found, slots_N, lacks_rows=view.lacks_rows, lacks_parities=view.lacks_parities
@@ -327,7 +331,7 @@ class World:
         assert (installed > 0) == (new > 0)
 
     def rebuild(self, server: int, index: int, rows: int, sources: Sources) -> np.ndarray:
-        table = self.shards[server].tables[index]
+        table = self.shards[server].arenas[index]
         assert table.code is not None
         out_NW = np.zeros((rows, table.spec.width), np.float32)
         for source in sources.servers:
@@ -345,7 +349,7 @@ class World:
 
     def missing_in(self, server: int, granules: Sequence[int]) -> list[tuple[int, np.ndarray]]:
         found = []
-        for index, table in enumerate(self.shards[server].tables):
+        for index, table in enumerate(self.shards[server].arenas):
             slots_N = np.flatnonzero(~table.is_here_M)
             slots_N = slots_N[np.isin(table.granules(slots_N), granules)]
             if len(slots_N):
@@ -357,7 +361,7 @@ class World:
         shard = self.shards[server]
         ticket, granules, marks = self.tickets[server]
         built = []
-        for index, table in enumerate(shard.tables):
+        for index, table in enumerate(shard.arenas):
             slots_Q = np.arange(len(table.stripes_Q))
             slots_N = slots_Q[np.isin(table.parity_granules(slots_Q), granules)]
             sources = decode.plan_parities(table, slots_N)
@@ -403,27 +407,31 @@ class World:
 
     def check_parities(self) -> None:
         """Every parity is the code of its rows as they were told to it."""
-        for index, table in enumerate(self.spec.tables):
-            known_NW = np.empty((table.rows, table.width), np.float32)
+        for index, arena in enumerate(self.spec.arenas):
+            known_NW = np.empty((arena.rows, arena.width), np.float32)
             for shard in self.shards:
-                found = shard.tables[index]
+                found = shard.arenas[index]
                 slots_M = np.arange(len(found.ids_M))
                 known_NW[found.ids_M] = found.as_parity_knows(slots_M)
             for server, shard in enumerate(self.shards):
-                expected_QW = audit.encode(table, server, known_NW)
-                check_same(table, shard.tables[index].parities_QW, expected_QW)
+                expected_QW = audit.encode(arena, server, known_NW)
+                check_same(arena, shard.arenas[index].parities_QW, expected_QW)
 
     def check_rows(self) -> None:
         """Every push that was applied anywhere was applied everywhere, once."""
-        for index, table in enumerate(self.spec.tables):
+        for index, arena in enumerate(self.spec.arenas):
+            expected_NW = np.zeros((arena.rows, arena.width), np.float32)
+            for placed in arena.tables:
+                rows_NW = self.oracle.records[placed.table.name]
+                expected_NW[placed.start : placed.start + len(rows_NW)] = rows_NW
             for shard in self.shards:
-                found = shard.tables[index]
-                check_same(table, found.records_MW, self.oracle.records[table.name][found.ids_M])
+                found = shard.arenas[index]
+                check_same(arena, found.records_MW, expected_NW[found.ids_M])
 
 
-def check_same(table: TableSpec, found_NW: np.ndarray, expected_NW: np.ndarray) -> None:
+def check_same(arena: Arena, found_NW: np.ndarray, expected_NW: np.ndarray) -> None:
     """The same bits; a float sum does not keep the sign of zero."""
-    if table.code != "sum":
+    if arena.code != "sum":
         found_NW, expected_NW = found_NW.view(np.uint32), expected_NW.view(np.uint32)
     np.testing.assert_array_equal(found_NW, expected_NW)
 

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from holdfast.cluster.arena import Arena
+from holdfast.cluster.arenashard import fold_rows
 from holdfast.cluster.code import make_code
 from holdfast.cluster.message import Message
-from holdfast.cluster.spec import ClusterSpec, TableSpec
-from holdfast.cluster.tableshard import fold_rows
+from holdfast.cluster.spec import ClusterSpec
 
 _READ_ROWS = 1 << 16
 
@@ -47,13 +48,21 @@ def drain(spec: ClusterSpec, ask: Ask) -> None:
         ask(server, Message("drain"))
 
 
-def read_records(spec: ClusterSpec, table: int, ask: Ask) -> np.ndarray:
+def read_table(spec: ClusterSpec, name: str, ask: Ask) -> np.ndarray:
     """All rows of a table, whole records, in the order of their ids."""
-    found = spec.tables[table]
-    records_NW = np.empty((found.rows, found.width), np.float32)
+    index, start = spec.places[name]
+    return _read_rows(spec, index, start, spec.tables[spec.index[name]].rows, ask)
+
+
+def _read_rows(spec: ClusterSpec, index: int, start: int, rows: int, ask: Ask) -> np.ndarray:
+    """Rows of an arena from where a table starts."""
+    arena = spec.arenas[index]
+    records_NW = np.empty((rows, arena.width), np.float32)
+    slot = start // spec.servers
     for server in range(spec.servers):
-        ids_M = found.placement.rows_of(server, found.rows)
-        records_NW[ids_M] = _read(table, server, len(ids_M), found.width, ask, is_parity=False)
+        ids_M = arena.placement.rows_of(server, rows)
+        slots = range(slot, slot + len(ids_M))
+        records_NW[ids_M] = _read(index, server, slots, arena.width, ask, is_parity=False)
     return records_NW
 
 
@@ -62,16 +71,17 @@ def audit(spec: ClusterSpec, ask: Ask) -> Audit:
     drain(spec, ask)
     stripes = parities = wrong = 0
     deviation = 0.0
-    for index, table in enumerate(spec.tables):
-        if table.code == "none":
+    for index, arena in enumerate(spec.arenas):
+        if arena.code == "none":
             continue
-        records_NW = read_records(spec, index, ask)
-        stripes += table.stripes
+        records_NW = _read_rows(spec, index, 0, arena.rows, ask)
+        stripes += arena.stripes
         for server in range(spec.servers):
-            expected_QW = encode(table, server, records_NW)
-            found_QW = _read(index, server, len(expected_QW), table.width, ask, is_parity=True)
+            expected_QW = encode(arena, server, records_NW)
+            slots = range(len(expected_QW))
+            found_QW = _read(index, server, slots, arena.width, ask, is_parity=True)
             parities += len(expected_QW)
-            if table.code == "sum":
+            if arena.code == "sum":
                 difference_QW = np.abs(expected_QW - found_QW)
                 deviation = max(deviation, float(difference_QW.max(initial=0.0)))
             else:
@@ -80,13 +90,13 @@ def audit(spec: ClusterSpec, ask: Ask) -> Audit:
     return Audit(stripes, parities, wrong, deviation)
 
 
-def encode(table: TableSpec, server: int, records_NW: np.ndarray) -> np.ndarray:
-    """The parities a server should hold, from all rows of a table."""
-    code = make_code(table.code, table.placement.data, table.placement.parity)
-    stripes_Q, index_Q = table.placement.parity_rows_of(server, table.rows)
-    parities_QW = np.zeros((len(stripes_Q), table.width), np.float32)
-    for position, ids_Q in enumerate(table.placement.members_of(stripes_Q).T):
-        inside_Q = np.flatnonzero(ids_Q < table.rows)
+def encode(arena: Arena, server: int, records_NW: np.ndarray) -> np.ndarray:
+    """The parities a server should hold, from all rows of an arena."""
+    code = make_code(arena.code, arena.placement.data, arena.placement.parity)
+    stripes_Q, index_Q = arena.placement.parity_rows_of(server, arena.rows)
+    parities_QW = np.zeros((len(stripes_Q), arena.width), np.float32)
+    for position, ids_Q in enumerate(arena.placement.members_of(stripes_Q).T):
+        inside_Q = np.flatnonzero(ids_Q < arena.rows)
         rows_QW = records_NW[ids_Q[inside_Q]]
         coefficients_Q = code.coefficients[index_Q[inside_Q], position]
         fold_rows(code, parities_QW, inside_Q, rows_QW, coefficients_Q)
@@ -94,11 +104,11 @@ def encode(table: TableSpec, server: int, records_NW: np.ndarray) -> np.ndarray:
 
 
 def _read(
-    table: int, server: int, rows: int, width: int, ask: Ask, *, is_parity: bool
+    arena: int, server: int, slots: range, width: int, ask: Ask, *, is_parity: bool
 ) -> np.ndarray:
-    out_NW = np.empty((rows, width), np.float32)
-    for start in range(0, rows, _READ_ROWS):
-        stop = min(rows, start + _READ_ROWS)
-        meta = {"table": table, "is_parity": is_parity, "start": start, "stop": stop}
-        out_NW[start:stop] = ask(server, Message("read", meta)).arrays[0]
+    out_NW = np.empty((len(slots), width), np.float32)
+    for start in range(0, len(slots), _READ_ROWS):
+        part = slots[start : start + _READ_ROWS]
+        meta = {"arena": arena, "is_parity": is_parity, "start": part.start, "stop": part.stop}
+        out_NW[start : start + len(part)] = ask(server, Message("read", meta)).arrays[0]
     return out_NW

@@ -16,13 +16,13 @@ Invariants:
 
 Not here: torch (worker.py), which batches are whose (leases.py).
 
-# N rows of a table, D weights of a row
+# N rows of a request, D weights of a row
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -90,20 +90,22 @@ class Client:
     def pull(self, wants: Mapping[str, Ids]) -> dict[str, np.ndarray]:
         """The weights of rows of some tables, in the order asked for; ids may repeat."""
         by_server: dict[int, list[tuple[int, np.ndarray]]] = {}
-        places: dict[int, list[tuple[str, np.ndarray]]] = {}
+        places: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
         out: dict[str, np.ndarray] = {}
-        for name, ids_N in wants.items():
-            index = self._index(name)
-            table = self.spec.tables[index]
-            out[name] = np.empty((len(ids_N), table.dim), np.float32)
+        for index, names in self._by_arena(wants).items():
+            ids_N = self._arena_ids(names, [wants[name] for name in names])
+            rows_ND = np.empty((len(ids_N), self.spec.arenas[index].dim), np.float32)
             for server, at_N, slots_N in self._split(index, ids_N):
-                by_server.setdefault(server, []).append((index, slots_N.astype(np.int32)))
-                places.setdefault(server, []).append((name, at_N))
+                by_server.setdefault(server, []).append((index, slots_N))
+                places.setdefault(server, []).append((rows_ND, at_N))
+            start = 0
+            for name in names:
+                out[name] = rows_ND[start : start + len(wants[name])]
+                start += len(wants[name])
         messages = {s: parts.pack_slots("pull", found) for s, found in by_server.items()}
         for server, answer in self._exchange(messages).items():
             flat, start = answer.arrays[0], 0
-            for name, at_N in places[server]:
-                rows_ND = out[name]
+            for rows_ND, at_N in places[server]:
                 size = len(at_N) * rows_ND.shape[1]
                 rows_ND[at_N] = flat[start : start + size].reshape(len(at_N), -1)
                 start += size
@@ -164,21 +166,30 @@ class Client:
 
     # Where rows are.
 
-    def _index(self, name: str) -> int:
-        if name not in self.spec.index:
-            raise InvalidRequestError("no such table", table=name, tables=list(self.spec.index))
-        return self.spec.index[name]
+    def _by_arena(self, names: Iterable[str]) -> dict[int, list[str]]:
+        found: dict[int, list[str]] = {}
+        for name in names:
+            if name not in self.spec.places:
+                raise InvalidRequestError("no such table", table=name, tables=list(self.spec.index))
+            found.setdefault(self.spec.places[name][0], []).append(name)
+        return found
+
+    def _arena_ids(self, names: Sequence[str], ids: Sequence[Ids]) -> Ids:
+        """Rows of several tables of an arena, as it numbers them."""
+        found = []
+        for name, ids_N in zip(names, ids, strict=True):
+            rows = self.spec.tables[self.spec.index[name]].rows
+            if len(ids_N) and not (ids_N.min() >= 0 and ids_N.max() < rows):
+                raise InvalidRequestError("an id is outside its table", table=name, rows=rows)
+            found.append(ids_N + self.spec.places[name][1])
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     def _split(self, index: int, ids_N: Ids) -> list[tuple[int, np.ndarray, np.ndarray]]:
-        """Rows by server: (server, which of them, their slots there)."""
-        table = self.spec.tables[index]
-        if len(ids_N) and not (ids_N.min() >= 0 and ids_N.max() < table.rows):
-            raise InvalidRequestError(
-                "an id is outside its table", table=table.name, rows=table.rows
-            )
-        servers_N = table.placement.servers_of(ids_N)
-        slots_N = table.placement.slots_of(ids_N)
-        order_N = np.argsort(servers_N, kind="stable")
+        """Rows of an arena by server: (server, which of them, their slots there)."""
+        placement = self.spec.arenas[index].placement
+        servers_N = placement.servers_of(ids_N)
+        slots_N = placement.slots_of(ids_N).astype(np.int32)
+        order_N = np.argsort(servers_N.astype(np.uint16), kind="stable")  # as few bits: radix sort
         found, start = [], 0
         for server, count in enumerate(np.bincount(servers_N, minlength=1).tolist()):
             if count:
@@ -191,20 +202,22 @@ class Client:
         self, gradients: Mapping[str, tuple[Ids, np.ndarray]]
     ) -> dict[int, list[Gradients]]:
         by_server: dict[int, list[Gradients]] = {}
-        for name, (ids_N, grads_ND) in gradients.items():
-            index = self._index(name)
-            dim = self.spec.tables[index].dim
-            if grads_ND.shape != (len(ids_N), dim):
-                raise InvalidRequestError(
-                    "gradients do not fit their rows",
-                    table=name,
-                    shape=grads_ND.shape,
-                    rows=len(ids_N),
-                    dim=dim,
-                )
+        for index, names in self._by_arena(gradients).items():
+            dim = self.spec.arenas[index].dim
+            for name in names:
+                ids_N, grads_ND = gradients[name]
+                if grads_ND.shape != (len(ids_N), dim):
+                    raise InvalidRequestError(
+                        "gradients do not fit their rows",
+                        table=name,
+                        shape=grads_ND.shape,
+                        rows=len(ids_N),
+                        dim=dim,
+                    )
+            ids_N = self._arena_ids(names, [gradients[name][0] for name in names])
+            grads_ND = np.concatenate([gradients[name][1] for name in names], dtype=np.float32)
             for server, at_N, slots_N in self._split(index, ids_N):
-                part = Gradients(index, slots_N, grads_ND[at_N].astype(np.float32, copy=False))
-                by_server.setdefault(server, []).append(part)
+                by_server.setdefault(server, []).append(Gradients(index, slots_N, grads_ND[at_N]))
         return by_server
 
     # Members that come and go.

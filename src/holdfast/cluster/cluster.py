@@ -23,7 +23,7 @@ from typing import Any, Self
 import numpy as np
 
 from holdfast import events
-from holdfast.cluster.audit import Audit, audit, drain, read_records
+from holdfast.cluster.audit import Audit, audit, drain, read_table
 from holdfast.cluster.client import Client
 from holdfast.cluster.coordinator import Coordinator, Settings
 from holdfast.cluster.engine import Engine, LocalEngine, Start
@@ -123,7 +123,7 @@ class Cluster:
     def read(self, table: str) -> np.ndarray:
         """All records of a table, in the order of their ids; nobody may push meanwhile."""
         drain(self.spec, self._coordinator.ask)
-        return read_records(self.spec, self.spec.index[table], self._coordinator.ask)
+        return read_table(self.spec, table, self._coordinator.ask)
 
     def stats(self) -> list[Mapping[str, Any]]:
         """What each server counted."""

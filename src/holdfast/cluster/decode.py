@@ -3,7 +3,7 @@
     rows to rebuild + who lacks what -> Sources: (row, server, slot, coefficient) -> fetch -> fold
 
 Invariants:
-- A row is rebuilt from exactly ``data`` others of its stripe (rows behind a table's end are zero
+- A row is rebuilt from exactly ``data`` others of its stripe (rows behind an arena's end are zero
   and known), none of them on a server that lacks it.
 - Pure: no network here; what is fetched is folded in any order.
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.cluster.tableshard import TableShard
+from holdfast.cluster.arenashard import ArenaShard
 from holdfast.errors import DataLossError
 
 
@@ -52,7 +52,7 @@ class Sources:
 
 
 def plan_rows(
-    table: TableShard,
+    arena: ArenaShard,
     slots_N: np.ndarray,
     *,
     lacks_rows: Collection[int],
@@ -61,14 +61,14 @@ def plan_rows(
     """How to rebuild data rows of this server.
 
     Raises:
-        DataLossError: names the table and rows whose stripes have lost too much.
+        DataLossError: names the tables and rows whose stripes have lost too much.
     """
-    code, placement, spec = table.code, table.spec.placement, table.spec
+    code, placement, spec = arena.code, arena.spec.placement, arena.spec
     if code is None:
-        raise _lost(table, table.ids_M[slots_N])
+        raise _lost(arena, arena.ids_M[slots_N])
     data, parity = placement.data, placement.parity
-    stripes_N = placement.stripes_of(table.ids_M[slots_N])
-    positions_N = placement.positions_of(table.ids_M[slots_N])
+    stripes_N = placement.stripes_of(arena.ids_M[slots_N])
+    positions_N = placement.positions_of(arena.ids_M[slots_N])
     members_NX = placement.members_of(stripes_N)
     is_row_NX = members_NX < spec.rows
     servers_NX = np.concatenate(
@@ -100,7 +100,7 @@ def plan_rows(
     for lost, known_X, at_N in _patterns(positions_N, is_known_NX):
         known = np.flatnonzero(known_X).tolist()
         if len(known) < data:
-            raise _lost(table, table.ids_M[slots_N[at_N]])
+            raise _lost(arena, arena.ids_M[slots_N[at_N]])
         plan = code.plan_decode((lost,), known)
         coefficients_NX[at_N[:, None], np.array(plan.sources)] = plan.matrix[0]
     rows_F, columns_F = np.nonzero((coefficients_NX != 0) & is_fetched_NX)
@@ -113,14 +113,14 @@ def plan_rows(
     )
 
 
-def plan_parities(table: TableShard, slots_N: np.ndarray) -> Sources:
+def plan_parities(arena: ArenaShard, slots_N: np.ndarray) -> Sources:
     """How to rebuild parities of this server: from all data rows of their stripes."""
-    placement, code = table.spec.placement, table.code
+    placement, code = arena.spec.placement, arena.code
     assert code is not None
-    members_NX = placement.members_of(table.stripes_Q[slots_N])
-    rows_F, positions_F = np.nonzero(members_NX < table.spec.rows)
+    members_NX = placement.members_of(arena.stripes_Q[slots_N])
+    rows_F, positions_F = np.nonzero(members_NX < arena.spec.rows)
     ids_F = members_NX[rows_F, positions_F]
-    index_F = table.index_Q[slots_N][rows_F]
+    index_F = arena.index_Q[slots_N][rows_F]
     return Sources(
         rows_F,
         placement.servers_of(ids_F),
@@ -147,12 +147,10 @@ def _patterns(
     ]
 
 
-def _lost(table: TableShard, ids_N: np.ndarray) -> DataLossError:
+def _lost(arena: ArenaShard, ids_N: np.ndarray) -> DataLossError:
     return DataLossError(
         "rows cannot be decoded: their stripes lost more than their parities can make up for",
-        table=table.spec.name,
         rows=len(ids_N),
-        first=int(ids_N.min()),
-        last=int(ids_N.max()),
+        tables=arena.spec.describe(ids_N),
         todo="restore the last checkpoint, or begin again",
     )

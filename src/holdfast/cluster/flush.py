@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.cluster.tableshard import Differences
+from holdfast.cluster.arenashard import Differences
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
-"""What pulls, pushes and flushes look like in messages: all tables of one request in one message.
+"""What pulls, pushes and flushes look like in messages: all arenas of one request in one message.
 
-Slots of all tables lie behind each other in one array, values in another; the meta says how many of
-which table. So a message has two or three arrays however many tables there are.
+Slots of all arenas lie behind each other in one array, values in another; the meta says how many of
+which arena. So a message has two or three arrays however many arenas there are.
 
 Invariant: ``unpack`` checks that counts and arrays agree; what they name is checked by the shard.
 
-# N rows of all tables, K differences of all tables
+# N rows of all arenas, K differences of all arenas
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.cluster.arenashard import Differences
 from holdfast.cluster.flush import Flush
 from holdfast.cluster.message import Message
 from holdfast.cluster.shard import Gradients
-from holdfast.cluster.tableshard import Differences
 from holdfast.errors import InvalidRequestError
 
 
@@ -30,8 +30,8 @@ def flatten(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def pack_slots(kind: str, wants: Sequence[tuple[int, np.ndarray]]) -> Message:
-    """A request for rows: (table, slots) each."""
-    meta = {"tables": [[table, len(slots_N)] for table, slots_N in wants]}
+    """A request for rows: (arena, slots) each."""
+    meta = {"arenas": [[arena, len(slots_N)] for arena, slots_N in wants]}
     return Message(kind, meta, (flatten([slots_N for _, slots_N in wants]).astype(np.int32),))
 
 
@@ -57,9 +57,9 @@ def _as_ids(array_N: np.ndarray) -> np.ndarray:
 
 def _split(message: Message, slots_N: np.ndarray) -> list[tuple[int, np.ndarray]]:
     found, start = [], 0
-    for table, count in message.meta["tables"]:
+    for arena, count in message.meta["arenas"]:
         stop = start + whole(count)
-        found.append((whole(table), slots_N[start:stop]))
+        found.append((whole(arena), slots_N[start:stop]))
         start = stop
     if start != len(slots_N):
         raise InvalidRequestError(
@@ -75,10 +75,10 @@ def unpack_slots(message: Message) -> list[tuple[int, np.ndarray]]:
 
 def pack_gradients(kind: str, meta: dict[str, Any], gradients: Sequence[Gradients]) -> Message:
     """A push."""
-    tables = [[part.table, len(part.slots_N)] for part in gradients]
+    arenas = [[part.arena, len(part.slots_N)] for part in gradients]
     return Message(
         kind,
-        {**meta, "tables": tables},
+        {**meta, "arenas": arenas},
         (
             flatten([part.slots_N for part in gradients]).astype(np.int32),
             flatten([part.grads_ND for part in gradients]),
@@ -87,15 +87,15 @@ def pack_gradients(kind: str, meta: dict[str, Any], gradients: Sequence[Gradient
 
 
 def unpack_gradients(message: Message, dims: Sequence[int]) -> list[Gradients]:
-    """What ``pack_gradients`` packed; ``dims`` are the tables' weights a row."""
+    """What ``pack_gradients`` packed; ``dims`` are the arenas' weights a row."""
     slots_N, flat = _as_ids(message.arrays[0]), message.arrays[1]
     if flat.dtype != np.float32 or flat.ndim != 1:
         raise InvalidRequestError("gradients are float32, in a row", found=str(flat.dtype))
     found, start = [], 0
-    for table, part_N in _split(message, slots_N):
-        dim = dims[whole(table, most=len(dims) - 1)]
+    for arena, part_N in _split(message, slots_N):
+        dim = dims[whole(arena, most=len(dims) - 1)]
         size = len(part_N) * dim
-        found.append(Gradients(table, part_N, flat[start : start + size].reshape(-1, dim)))
+        found.append(Gradients(arena, part_N, flat[start : start + size].reshape(-1, dim)))
         start += size
     if start != len(flat):
         raise InvalidRequestError("gradients do not fit their rows", floats=len(flat))
@@ -110,7 +110,7 @@ def pack_flush(flush: Flush, receiver: int) -> Message:
         "number": flush.number,
         "frozen": list(flush.frozen),
         "receivers": list(flush.receivers),
-        "tables": [[part.table, len(part.slots_K), part.diffs_KW.shape[1]] for part in found],
+        "arenas": [[part.arena, len(part.slots_K), part.diffs_KW.shape[1]] for part in found],
     }
     return Message(
         "fold",
@@ -135,13 +135,13 @@ def unpack_flush(message: Message, receiver: int, *, workers: int = 256) -> Flus
     marks_W[: len(marks)] = marks
     slots_K, positions_K = _as_ids(slots_K), _as_ids(positions_K)
     found, start, floats = [], 0, 0
-    for table, count, width in message.meta["tables"]:
+    for arena, count, width in message.meta["arenas"]:
         stop, end = start + whole(count), floats + count * whole(width)
         if width < 1 or stop > len(slots_K) or end > len(flat):
             raise InvalidRequestError("malformed message", kind=message.kind)
         found.append(
             Differences(
-                int(table),
+                int(arena),
                 slots_K[start:stop],
                 positions_K[start:stop],
                 flat[floats:end].reshape(count, width),

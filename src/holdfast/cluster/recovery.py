@@ -28,12 +28,12 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from holdfast.cluster import decode
+from holdfast.cluster.arenashard import ArenaShard, fold_rows
 from holdfast.cluster.decode import Sources
 from holdfast.cluster.message import Message
 from holdfast.cluster.peers import Peers
 from holdfast.cluster.shard import Shard
 from holdfast.cluster.spec import granule_stripes
-from holdfast.cluster.tableshard import TableShard, fold_rows
 from holdfast.cluster.view import View
 from holdfast.errors import ConflictError
 
@@ -76,19 +76,19 @@ class Recovery:
 
         def attempt(view: View) -> None:
             wanted = [
-                (table, slots_N)
-                for table, slots_N in self._shard.missing(missing)  # others may have been quicker
+                (arena, slots_N)
+                for arena, slots_N in self._shard.missing(missing)  # others may have been quicker
             ]
             if not wanted:
                 return
             granules = {
                 int(g)
-                for table, slots_N in wanted
-                for g in np.unique(self._shard.tables[table].granules(slots_N))
+                for arena, slots_N in wanted
+                for g in np.unique(self._shard.arenas[arena].granules(slots_N))
             }
             with self._frozen(view, sorted(granules)) as (ticket, _):
-                for table, slots_N in wanted:
-                    self._decode_rows(view, ticket, table, slots_N)
+                for arena, slots_N in wanted:
+                    self._decode_rows(view, ticket, arena, slots_N)
             self._shard.counts["rows_on_demand"] += sum(len(slots_N) for _, slots_N in wanted)
 
         self._in_view(attempt)
@@ -112,12 +112,12 @@ class Recovery:
         shard = self._shard
         started = time.perf_counter()
         wanted = []
-        for index, table in enumerate(shard.tables):
-            if table.spec.is_held:
+        for index, arena in enumerate(shard.arenas):
+            if arena.spec.is_held:
                 continue  # comes from workers
-            stripes = granule_stripes(granule, stripes=table.spec.stripes, locks=shard.spec.locks)
-            lo, hi = (table.slot_before(stripe) for stripe in (stripes.start, stripes.stop))
-            slots_N = lo + np.flatnonzero(~table.is_here_M[lo:hi])
+            stripes = granule_stripes(granule, stripes=arena.spec.stripes, locks=shard.spec.locks)
+            lo, hi = (arena.slot_before(stripe) for stripe in (stripes.start, stripes.stop))
+            slots_N = lo + np.flatnonzero(~arena.is_here_M[lo:hi])
             if len(slots_N):
                 wanted.append((index, slots_N))
         if not wanted:
@@ -125,7 +125,7 @@ class Recovery:
         rows = 0
         with self._frozen(view, [granule]) as (ticket, _):
             for index, slots_N in wanted:
-                for block_N in _blocks(shard.tables[index], slots_N):
+                for block_N in _blocks(shard.arenas[index], slots_N):
                     rows += self._decode_rows(view, ticket, index, block_N)
         self._tell("range", {
             "granule": granule, "rows": rows, "seconds": time.perf_counter() - started,
@@ -140,15 +140,15 @@ class Recovery:
             raise ConflictError("rows are missing", servers=sorted(view.lacks_rows))
         built = []
         with self._frozen(view, [granule]) as (ticket, marks):
-            for index, table in enumerate(shard.tables):
-                if table.code is None:
+            for index, arena in enumerate(shard.arenas):
+                if arena.code is None:
                     continue
                 stripes = granule_stripes(
-                    granule, stripes=table.spec.stripes, locks=shard.spec.locks
+                    granule, stripes=arena.spec.stripes, locks=shard.spec.locks
                 )
-                lo, hi = np.searchsorted(table.stripes_Q, (stripes.start, stripes.stop))
-                for block_N in _blocks(table, np.arange(lo, hi)):
-                    sources = decode.plan_parities(table, block_N)
+                lo, hi = np.searchsorted(arena.stripes_Q, (stripes.start, stripes.stop))
+                for block_N in _blocks(arena, np.arange(lo, hi)):
+                    sources = decode.plan_parities(arena, block_N)
                     parities_NW = self._rebuild(ticket, index, len(block_N), sources)
                     built.append((index, block_N, parities_NW))
             shard.install_parities(ticket, [granule], built, marks)
@@ -156,24 +156,24 @@ class Recovery:
     # One consistent read.
 
     def _decode_rows(self, view: View, ticket: str, index: int, slots_N: np.ndarray) -> int:
-        table = self._shard.tables[index]
-        if table.spec.is_held:
-            raise ConflictError("no worker has supplied these rows yet", table=table.spec.name)
+        arena = self._shard.arenas[index]
+        if arena.spec.is_held:
+            raise ConflictError("no worker has supplied these rows yet", tables=arena.spec.name)
         sources = decode.plan_rows(
-            table, slots_N, lacks_rows=view.lacks_rows, lacks_parities=view.lacks_parities
+            arena, slots_N, lacks_rows=view.lacks_rows, lacks_parities=view.lacks_parities
         )
         records_NW = self._rebuild(ticket, index, len(slots_N), sources)
         return self._shard.install(index, slots_N, records_NW)
 
     def _rebuild(self, ticket: str, index: int, rows: int, sources: Sources) -> np.ndarray:
-        table = self._shard.tables[index]
-        assert table.code is not None
-        out_NW = np.zeros((rows, table.spec.width), np.float32)
+        arena = self._shard.arenas[index]
+        assert arena.code is not None
+        out_NW = np.zeros((rows, arena.spec.width), np.float32)
         parts = {server: sources.of(server) for server in sources.servers}
         messages = {
             server: Message(
                 "fetch",
-                {"ticket": ticket, "table": index},
+                {"ticket": ticket, "arena": index},
                 (part.slots_F[~part.is_parity_F], part.slots_F[part.is_parity_F]),
             )
             for server, part in parts.items()
@@ -184,7 +184,7 @@ class Recovery:
             for records_FW in answer.arrays:  # data rows, then parities
                 these = slice(at, at + len(records_FW))
                 fold_rows(
-                    table.code, out_NW, part.rows_F[these], records_FW, part.coefficients_F[these]
+                    arena.code, out_NW, part.rows_F[these], records_FW, part.coefficients_F[these]
                 )
                 at += len(records_FW)
         return out_NW
@@ -236,6 +236,6 @@ class Recovery:
             view = self._wait_for_view(view.version)
 
 
-def _blocks(table: TableShard, slots_N: np.ndarray) -> list[np.ndarray]:
-    rows = max(1, _BLOCK_BYTES // (4 * table.spec.width))
+def _blocks(arena: ArenaShard, slots_N: np.ndarray) -> list[np.ndarray]:
+    rows = max(1, _BLOCK_BYTES // (4 * arena.spec.width))
     return [slots_N[start : start + rows] for start in range(0, len(slots_N), rows)]

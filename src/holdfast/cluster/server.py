@@ -12,7 +12,7 @@ Invariants:
 Not here: what a shard does (shard.py), how messages travel (wire.py), who is alive
 (coordinator.py), checkpoints (keeper.py).
 
-# N rows of a request, T tables of it, G ranges, W workers
+# N rows of a request, G ranges, W workers
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Server:
         if self._is_serving:
             return
         self._is_serving = True
-        if any(table.code is not None for table in self.shard.tables):
+        if any(arena.code is not None for arena in self.shard.arenas):
             self._spawn(self._flush_forever, f"holdfast-flush-{self.shard.server}")
 
     def _spawn(self, work: Callable[[], None], name: str) -> None:
@@ -304,7 +304,7 @@ class Server:
         return Message("rows", {}, (parts.flatten(self.shard.pull(wants)),))
 
     def _gradients(self, message: Message) -> list[Gradients]:
-        dims = [table.dim for table in self.shard.spec.tables]
+        dims = [arena.dim for arena in self.shard.spec.arenas]
         return parts.unpack_gradients(message, dims)
 
     def _stage(self, _: Caller, message: Message) -> Message:
@@ -334,7 +334,7 @@ class Server:
         *,
         is_resolved: bool = False,
     ) -> None:
-        self._present([(part.table, part.slots_N) for part in gradients])
+        self._present([(part.arena, part.slots_N) for part in gradients])
         self.shard.push(worker, number, gradients, is_resolved=is_resolved)
 
     def _reply(self, kind: str, worker: int) -> Message:
@@ -342,7 +342,7 @@ class Server:
 
     def _assign(self, _: Caller, message: Message) -> Message:
         weights = self._gradients(message)
-        self._present([(part.table, part.slots_N) for part in weights])
+        self._present([(part.arena, part.slots_N) for part in weights])
         self.shard.assign(weights)
         return Message("assigned")
 
@@ -352,7 +352,7 @@ class Server:
     def _read(self, _: Caller, message: Message) -> Message:
         meta = message.meta
         rows_NW = self.shard.read(
-            int(meta["table"]),
+            int(meta["arena"]),
             is_parity=bool(meta["is_parity"]),
             start=int(meta["start"]),
             stop=int(meta["stop"]),
@@ -450,7 +450,7 @@ class Server:
     def _fetch(self, _: Caller, message: Message) -> Message:
         slots_N, parities_N = message.arrays
         found = self.shard.fetch(
-            str(message.meta["ticket"]), int(message.meta["table"]), slots_N, parities_N
+            str(message.meta["ticket"]), int(message.meta["arena"]), slots_N, parities_N
         )
         return Message("fetched", {}, found)
 

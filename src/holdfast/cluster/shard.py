@@ -31,10 +31,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from holdfast.cluster.arenashard import ArenaShard, Differences
 from holdfast.cluster.changes import SnapshotOrder
 from holdfast.cluster.flush import Flush, Report
 from holdfast.cluster.spec import ClusterSpec
-from holdfast.cluster.tableshard import Differences, TableShard
 from holdfast.errors import ConflictError, InvalidRequestError
 
 _TICK_S = 0.05
@@ -43,18 +43,18 @@ WORKERS_MAX = 256  # that a cluster sees in its life, replaced ones included
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """What a push brings for one table: gradients of rows, by their slots here."""
+    """What a push brings for one arena: gradients of rows, by their slots here."""
 
-    table: int
+    arena: int
     slots_N: np.ndarray
     grads_ND: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Rows of one table, whole records, as they were at one moment."""
+    """Rows of one arena, whole records, as they were at one moment; ids ascend."""
 
-    table: int
+    arena: int
     ids_N: np.ndarray
     records_NW: np.ndarray
 
@@ -74,9 +74,9 @@ class Shard:
         """A shard with nothing in it: ``begin`` gives it first values, ``adopt`` lost ones."""
         self.spec = spec
         self.server = server
-        self.tables = [
-            TableShard(at, table, server, locks=spec.locks, room=spec.waiting_rows)
-            for at, table in enumerate(spec.tables)
+        self.arenas = [
+            ArenaShard(at, arena, server, locks=spec.locks, room=spec.waiting_rows)
+            for at, arena in enumerate(spec.arenas)
         ]
         self._epoch = epoch
         self._renewal = renewal
@@ -101,8 +101,8 @@ class Shard:
 
     def begin(self) -> None:
         """First values for all rows and parities."""
-        for table in self.tables:
-            table.fill()
+        for arena in self.arenas:
+            arena.fill()
         self._is_ready_G[:] = True
 
     def adopt(self, reports: Mapping[int, Report]) -> None:
@@ -167,20 +167,20 @@ class Shard:
     # What workers do.
 
     def missing(self, wants: Iterable[tuple[int, np.ndarray]]) -> list[tuple[int, np.ndarray]]:
-        """Of rows asked for, by table, those that must be decoded first."""
-        found = [(table, self._table(table).missing(slots_N)) for table, slots_N in wants]
-        return [(table, slots_N) for table, slots_N in found if len(slots_N)]
+        """Of rows asked for, by arena, those that must be decoded first."""
+        found = [(arena, self._arena(arena).missing(slots_N)) for arena, slots_N in wants]
+        return [(arena, slots_N) for arena, slots_N in found if len(slots_N)]
 
-    def _table(self, index: int) -> TableShard:
-        if not 0 <= index < len(self.tables):
-            raise InvalidRequestError("no such table", table=index, tables=len(self.tables))
-        return self.tables[index]
+    def _arena(self, index: int) -> ArenaShard:
+        if not 0 <= index < len(self.arenas):
+            raise InvalidRequestError("no such arena", arena=index, arenas=len(self.arenas))
+        return self.arenas[index]
 
     def pull(self, wants: Sequence[tuple[int, np.ndarray]]) -> list[np.ndarray]:
-        """The weights of rows that are here, table by table."""
+        """The weights of rows that are here, arena by arena."""
         with self._changed:
             self.counts["rows_pulled"] += sum(len(slots_N) for _, slots_N in wants)
-            return [self._table(table).pull(slots_N) for table, slots_N in wants]
+            return [self._arena(arena).pull(slots_N) for arena, slots_N in wants]
 
     def stage(self, worker: int, number: int, parts: Sequence[Gradients]) -> None:
         """Keep a push until it is committed or dropped."""
@@ -215,15 +215,15 @@ class Shard:
     def _check_push(self, worker: int, parts: Sequence[Gradients]) -> None:
         self._check_worker(worker)
         for part in parts:
-            table = self._table(part.table)
-            table.check_slots(part.slots_N)
-            if part.grads_ND.shape != (len(part.slots_N), table.spec.dim):
+            arena = self._arena(part.arena)
+            arena.check_slots(part.slots_N)
+            if part.grads_ND.shape != (len(part.slots_N), arena.spec.dim):
                 raise InvalidRequestError(
                     "gradients do not fit their rows",
-                    table=table.spec.name,
+                    tables=arena.spec.name,
                     shape=part.grads_ND.shape,
                     rows=len(part.slots_N),
-                    dim=table.spec.dim,
+                    dim=arena.spec.dim,
                 )
 
     def push(
@@ -245,7 +245,7 @@ class Shard:
                     self._changed.wait()
                     continue
                 for part in wanted:
-                    self.tables[part.table].update(part.slots_N, part.grads_ND)
+                    self.arenas[part.arena].update(part.slots_N, part.grads_ND)
                 self._applied_W[worker] = number
                 self.counts["rows_updated"] += sum(len(part.slots_N) for part in wanted)
                 self._changed.notify_all()
@@ -262,7 +262,7 @@ class Shard:
             while not self._has_room(parts):
                 self._changed.wait()
             for part in parts:
-                self.tables[part.table].assign(part.slots_N, part.grads_ND)
+                self.arenas[part.arena].assign(part.slots_N, part.grads_ND)
             self._changed.notify_all()
 
     def snapshot(self, order: SnapshotOrder) -> tuple[list[Copied], np.ndarray]:
@@ -272,14 +272,14 @@ class Shard:
             ConflictError: not all rows are here.
         """
         with self._changed:
-            if any(table.rows_missing for table in self.tables):
+            if any(arena.rows_missing for arena in self.arenas):
                 raise ConflictError("rows are missing here", server=self.server)
-            copied = [Copied(table.index, *table.copy(order)) for table in self.tables]
+            copied = [Copied(arena.index, *arena.copy(order)) for arena in self.arenas]
             return copied, self._applied_W.copy()
 
-    def read(self, table: int, *, is_parity: bool, start: int, stop: int) -> np.ndarray:
+    def read(self, arena: int, *, is_parity: bool, start: int, stop: int) -> np.ndarray:
         """Whole records, or parities, from slot to slot."""
-        found = self._table(table)
+        found = self._arena(arena)
         with self._changed:
             rows_MW = found.parities_QW if is_parity else found.records_MW
             return rows_MW[max(0, start) : stop].copy()
@@ -289,16 +289,16 @@ class Shard:
         if number > self._past_W[worker]:
             return part
         assert self._past_SGW is not None
-        table = self.tables[part.table]
-        placement = table.spec.placement
-        stripes_N = placement.stripes_of(table.ids_M[part.slots_N])
+        arena = self.arenas[part.arena]
+        placement = arena.spec.placement
+        stripes_N = placement.stripes_of(arena.ids_M[part.slots_N])
         servers_NP = placement.parity_servers_of(stripes_N)
-        granules_N = table.granules(part.slots_N)
+        granules_N = arena.granules(part.slots_N)
         marks_N = self._past_SGW[servers_NP, granules_N[:, None], worker].max(axis=1, initial=-1)
         is_wanted_N = marks_N < number
         self.counts["rows_sent_again"] += int(is_wanted_N.sum())
         self.counts["rows_kept_by_parity"] += int((~is_wanted_N).sum())
-        return Gradients(part.table, part.slots_N[is_wanted_N], part.grads_ND[is_wanted_N])
+        return Gradients(part.arena, part.slots_N[is_wanted_N], part.grads_ND[is_wanted_N])
 
     def _has_room(self, parts: Sequence[Gradients]) -> bool:
         """Whether the differences of all rows of a push can wait.
@@ -306,18 +306,18 @@ class Shard:
         While ranges are frozen there is always room: the queue grows up to one record a row.
         """
         for part in parts:
-            table = self.tables[part.table]
-            if table.code is None or table.room() >= len(part.slots_N):
+            arena = self.arenas[part.arena]
+            if arena.code is None or arena.room() >= len(part.slots_N):
                 continue
-            if not self._frozen and table.waiting > 0:
+            if not self._frozen and arena.waiting > 0:
                 return False
-            table.grow(len(part.slots_N))
+            arena.grow(len(part.slots_N))
         return True
 
     def durable_W(self) -> np.ndarray:
         """For each worker the last push whose differences have all arrived at parity."""
         with self._changed:
-            if all(table.code is None for table in self.tables):
+            if all(arena.code is None for arena in self.arenas):
                 return self._applied_W.copy()
             marks_W: np.ndarray = self._known_GW.min(axis=0)
             return marks_W
@@ -332,7 +332,7 @@ class Shard:
 
     def waiting(self) -> int:
         """How many rows' differences wait."""
-        return sum(table.waiting for table in self.tables)
+        return sum(arena.waiting for arena in self.arenas)
 
     def wait_for_work(self, timeout_s: float) -> None:
         """Return when something may be flushed, or after a while."""
@@ -367,8 +367,8 @@ class Shard:
                 return None
             frozen = frozenset[int]().union(*self._frozen.values())
             parts: dict[int, list[Differences]] = {}
-            for table in self.tables:
-                for server, part in table.take(frozen).items():
+            for arena in self.arenas:
+                for server, part in arena.take(frozen).items():
                     parts.setdefault(server, []).append(part)
             self._flush = Flush(
                 self._next_flush,
@@ -416,7 +416,7 @@ class Shard:
         """Refuse a flush that cannot be folded whole, before anything of it is."""
         self._check_granules(flush.frozen)
         for part in flush.parts[self.server]:
-            self._table(part.table).check_differences(part)
+            self._arena(part.arena).check_differences(part)
 
     def _check_granules(self, granules: Collection[int]) -> None:
         if not all(0 <= granule < self.spec.locks for granule in granules):
@@ -452,7 +452,7 @@ class Shard:
     def _apply(self, source: int) -> None:
         flush = self._kept.pop(source)
         for part in flush.parts[self.server]:
-            self.counts["rows_folded"] += self._table(part.table).fold(part, self._is_ready_G)
+            self.counts["rows_folded"] += self._arena(part.arena).fold(part, self._is_ready_G)
         is_open_G = self._is_ready_G.copy()
         is_open_G[list(flush.frozen)] = False
         marks_GW = self._marks_SGW[source]
@@ -495,7 +495,7 @@ class Shard:
             self._changed.notify_all()
 
     def fetch(
-        self, ticket: str, table: int, slots_N: np.ndarray, parities_N: np.ndarray
+        self, ticket: str, arena: int, slots_N: np.ndarray, parities_N: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Rows as parity knows them, and parities, of ranges that are frozen.
 
@@ -504,9 +504,9 @@ class Shard:
         """
         with self._changed:
             self._check_frozen(ticket)
-            found = self._table(table)
+            found = self._arena(arena)
             if len(found.missing(slots_N)):
-                raise ConflictError("rows are missing here", table=found.spec.name)
+                raise ConflictError("rows are missing here", tables=found.spec.name)
             return found.as_parity_knows(slots_N), found.parities(parities_N)
 
     def supply(self, parts: Sequence[Gradients]) -> int:
@@ -515,20 +515,20 @@ class Shard:
         rows = 0
         with self._changed:
             for part in parts:
-                table = self.tables[part.table]
-                values_NW = np.zeros((len(part.slots_N), table.spec.width), np.float32)
-                values_NW[:, : table.spec.dim] = part.grads_ND
-                rows += table.install(part.slots_N, values_NW)
+                arena = self.arenas[part.arena]
+                values_NW = np.zeros((len(part.slots_N), arena.spec.width), np.float32)
+                values_NW[:, : arena.spec.dim] = part.grads_ND
+                rows += arena.install(part.slots_N, values_NW)
         return rows
 
     def _check_frozen(self, ticket: str) -> None:
         if ticket not in self._frozen:
             raise ConflictError("the ranges are not frozen any more", ticket=ticket)
 
-    def install(self, table: int, slots_N: np.ndarray, records_NW: np.ndarray) -> int:
+    def install(self, arena: int, slots_N: np.ndarray, records_NW: np.ndarray) -> int:
         """Put decoded rows in place; how many were new."""
         with self._changed:
-            return self.tables[table].install(slots_N, records_NW)
+            return self.arenas[arena].install(slots_N, records_NW)
 
     def install_parities(
         self,
@@ -546,8 +546,8 @@ class Shard:
         """
         with self._changed:
             self._check_frozen(ticket)
-            for table, slots_N, parities_NW in built:
-                self.tables[table].parities_QW[slots_N] = parities_NW
+            for arena, slots_N, parities_NW in built:
+                self.arenas[arena].parities_QW[slots_N] = parities_NW
             for server, marks_GW in marks.items():
                 self._marks_SGW[server, list(granules)] = marks_GW
             self._is_ready_G[list(granules)] = True
@@ -560,4 +560,4 @@ class Shard:
     @property
     def rows_missing(self) -> int:
         """Data rows that are not decoded yet."""
-        return sum(table.rows_missing for table in self.tables if not table.spec.is_held)
+        return sum(arena.rows_missing for arena in self.arenas if not arena.spec.is_held)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.cluster.arena import Arena, plan_arenas
 from holdfast.cluster.code import make_code
 from holdfast.errors import InvalidRequestError
 from holdfast.kernels import optimizers
@@ -142,7 +143,7 @@ class ClusterSpec:
     locks: int = 10
     """Ranges that recovery freezes one after the other."""
     waiting_rows: int = 1 << 15
-    """Differences of so many rows of a table may wait at a server before updates do."""
+    """Differences of so many rows of an arena may wait at a server before updates do."""
 
     def __post_init__(self) -> None:
         if not self.tables:
@@ -180,6 +181,20 @@ class ClusterSpec:
     def index(self) -> dict[str, int]:
         """Where in ``tables`` a name is."""
         return {table.name: at for at, table in enumerate(self.tables)}
+
+    @cached_property
+    def arenas(self) -> tuple[Arena, ...]:
+        """The tables as servers hold them."""
+        return plan_arenas(self.tables)
+
+    @cached_property
+    def places(self) -> dict[str, tuple[int, int]]:
+        """In which of the arenas a table is, and where it starts there."""
+        return {
+            placed.table.name: (index, placed.start)
+            for index, arena in enumerate(self.arenas)
+            for placed in arena.tables
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for a message."""

@@ -20,7 +20,7 @@ Not here: messages (keeper.py), which rows changed (changes.py), when to save an
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,9 +33,10 @@ from holdfast.checkpoint.fetch import SegmentReader, check_frames
 from holdfast.checkpoint.object import Extent, ObjectBuilder
 from holdfast.checkpoint.segment import Segment, encode_segment
 from holdfast.checkpoint.writer import store_segment
+from holdfast.cluster.arena import PlacedTable
+from holdfast.cluster.arenashard import ArenaShard
 from holdfast.cluster.shard import Copied, Shard
 from holdfast.cluster.spec import ClusterSpec, TableSpec
-from holdfast.cluster.tableshard import TableShard
 from holdfast.errors import CorruptDataError, DataLossError, HoldfastError, InvalidRequestError
 from holdfast.kernels import bitmap
 from holdfast.schema import WEIGHT, Column, TableSchema
@@ -161,22 +162,34 @@ def store(
         return Stored((), 0)
     with storage.create(name) as out:
         builder = ObjectBuilder(name, out)
-        for part in copied:
-            schema = schema_of(spec.tables[part.table])
+        for schema, ids_N, records_NW in _by_table(copied, spec):
             rows_max = max(1, _SEGMENT_BYTES // schema.row_bytes)
-            for start in range(0, len(part.ids_N), rows_max):
+            for start in range(0, len(ids_N), rows_max):
                 if is_cancelled():
                     raise HoldfastError("the checkpoint was given up", step=step)
                 these = slice(start, start + rows_max)
                 encoded = encode_segment(
-                    part.ids_N[these],
-                    _columns(schema, part.records_NW[these]),
-                    codecs[schema.name],
+                    ids_N[these], _columns(schema, records_NW[these]), codecs[schema.name]
                 )
                 segments.append(
                     store_segment(builder, encoded, table=schema.name, born=step, died=None)
                 )
         return Stored(tuple(segments), builder.close())
+
+
+def _by_table(
+    copied: Sequence[Copied], spec: ClusterSpec
+) -> Iterator[tuple[TableSchema, np.ndarray, np.ndarray]]:
+    """Copied rows of arenas, table by table, with the ids they have there."""
+    for part in copied:
+        for placed in spec.arenas[part.arena].tables:
+            stop = placed.start + placed.table.rows
+            lo, hi = np.searchsorted(part.ids_N, (placed.start, stop))
+            yield (
+                schema_of(placed.table),
+                part.ids_N[lo:hi] - placed.start,
+                part.records_NW[lo:hi],
+            )
 
 
 # Rows in.
@@ -237,22 +250,26 @@ def load(
     storage = loading.place.open()
     catalog = catalogs.load(storage, loading.catalog)
     rows = size = 0
-    for table in shard.tables:
-        if table.spec.is_held and not loading.wants_held:
+    for arena in shard.arenas:
+        if arena.spec.is_held and not loading.wants_held:
             continue
-        segments = _segments_of(table, shard.server, catalog, loading)
-        check_frames(storage, catalog, [segment.extent for segment in segments])
-        _load_table(table, shard.server, storage, catalog, loading, segments, is_cancelled)
-        rows += len(table.ids_M)
-        size += sum(segment.extent.bytes for segment in segments)
+        arena.changes.begin()
+        for placed in arena.spec.tables:
+            segments = _segments_of(placed.table, shard.server, catalog, loading)
+            check_frames(storage, catalog, [segment.extent for segment in segments])
+            target = _Target(arena, placed, shard.server, loading)
+            rows += _load_table(target, storage, catalog, segments, is_cancelled)
+            size += sum(segment.extent.bytes for segment in segments)
+        arena.is_here_M[:] = True
+        arena.rows_missing = 0
     return Loaded(rows, size)
 
 
 def _segments_of(
-    table: TableShard, server: int, catalog: Catalog, loading: Loading
+    table: TableSpec, server: int, catalog: Catalog, loading: Loading
 ) -> list[SegmentEntry]:
     """What holds rows of this server, oldest born first."""
-    schema = schema_of(table.spec)
+    schema = schema_of(table)
     if schema not in catalog.schema_of(catalog.checkpoint(loading.step)):
         raise InvalidRequestError(
             "the checkpoint is of other tables", table=schema.name, step=loading.step
@@ -261,63 +278,73 @@ def _segments_of(
     if not loading.is_apart or not segments:
         return segments
     firsts_S = np.array([segment.first for segment in segments])
-    held_S = np.flatnonzero(table.spec.placement.servers_of(firsts_S) == server)
+    held_S = np.flatnonzero(table.placement.servers_of(firsts_S) == server)
     return [segments[at] for at in held_S]
 
 
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A table of an arena on one server, to be filled."""
+
+    arena: ArenaShard
+    placed: PlacedTable
+    server: int
+    loading: Loading
+
+
 def _load_table(
-    table: TableShard,
-    server: int,
+    target: _Target,
     storage: Storage,
     catalog: Catalog,
-    loading: Loading,
     segments: Sequence[SegmentEntry],
     is_cancelled: Callable[[], bool],
-) -> None:
-    schema, base = schema_of(table.spec), catalog.checkpoint(loading.step).base
+) -> int:
+    """Fill a table's rows; how many."""
+    arena, table, loading = target.arena, target.placed.table, target.loading
+    schema, base = schema_of(table), catalog.checkpoint(loading.step).base
     reader = SegmentReader(storage)
-    table.changes.begin()
     based = 0
     for entry in segments:
         if is_cancelled():
             raise HoldfastError("another checkpoint is to be loaded", step=loading.step)
         segment = reader.read(entry, schema)
-        slots_N, at_N = _own(table, server, segment, entry, loading)
+        slots_N, at_N = _own(target, segment, entry)
         start = 0
         for index, column in enumerate(schema.columns):
             values_ND = segment.decode(index)
             if at_N is not None:
                 values_ND = values_ND[at_N]
-            table.records_MW[slots_N, start : start + column.width] = values_ND
+            arena.records_MW[slots_N, start : start + column.width] = values_ND
             start += column.width
         if entry.born > base:
-            table.changes.mark_saved(slots_N)
+            arena.changes.mark_saved(slots_N)
         else:
             based += len(slots_N)
-    if based != len(table.ids_M):
+    rows = table.placement.data_rows(target.server, table.rows)
+    if based != rows:
         raise DataLossError(
             "the checkpoint does not hold every row",
             step=loading.step,
             table=schema.name,
-            server=server,
-            rows=len(table.ids_M),
+            server=target.server,
+            rows=rows,
             found=based,
             todo="restore another step",
         )
-    table.is_here_M[:] = True
-    table.rows_missing = 0
+    return rows
 
 
 def _own(
-    table: TableShard, server: int, segment: Segment, entry: SegmentEntry, loading: Loading
+    target: _Target, segment: Segment, entry: SegmentEntry
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """The slots of a segment's rows that are this server's, and which they are (None: all)."""
-    placement = table.spec.placement
+    placed, server = target.placed, target.server
+    placement = placed.table.placement
     ids_N = segment.ids()
     is_own_N = placement.servers_of(ids_N) == server
     if is_own_N.all():
-        return placement.slots_of(ids_N), None
-    if loading.is_apart:
+        return placed.slot + placement.slots_of(ids_N), None
+    if target.loading.is_apart:
         raise CorruptDataError(
             "a segment holds rows of two servers",
             where=entry.extent.describe(),
@@ -325,7 +352,7 @@ def _own(
             server=server,
         )
     at_N = np.flatnonzero(is_own_N)
-    return placement.slots_of(ids_N[at_N]), at_N
+    return placed.slot + placement.slots_of(ids_N[at_N]), at_N
 
 
 def warm(codecs: Codecs) -> None:

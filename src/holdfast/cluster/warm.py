@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 
 from holdfast.cluster import decode
+from holdfast.cluster.arenashard import fold_rows
 from holdfast.cluster.shard import Gradients, Shard
 from holdfast.cluster.spec import ClusterSpec, Optimizer, TableSpec
-from holdfast.cluster.tableshard import fold_rows
 from holdfast.placement import Placement
 
 
@@ -42,10 +42,10 @@ def warm_kernels() -> None:
     first.end_flush()
     first.freeze("warm", [0, 1], epoch=1)
     first.fetch("warm", 0, slots_N, np.arange(2))
-    table = first.tables[0]
-    assert table.code is not None
-    sources = decode.plan_rows(table, slots_N, lacks_rows=[0], lacks_parities=[0])
-    out_NW = np.zeros((4, table.spec.width), np.float32)
-    records_FW = np.zeros((len(sources.rows_F), table.spec.width), np.float32)
+    arena = first.arenas[0]
+    assert arena.code is not None
+    sources = decode.plan_rows(arena, slots_N, lacks_rows=[0], lacks_parities=[0])
+    out_NW = np.zeros((4, arena.spec.width), np.float32)
+    records_FW = np.zeros((len(sources.rows_F), arena.spec.width), np.float32)
     records_FW.flags.writeable = False
-    fold_rows(table.code, out_NW, sources.rows_F, records_FW, sources.coefficients_F)
+    fold_rows(arena.code, out_NW, sources.rows_F, records_FW, sources.coefficients_F)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -10,13 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.cluster import audit
+from holdfast.cluster.arena import Arena, plan_arenas
+from holdfast.cluster.arenashard import ArenaShard, fold_rows
 from holdfast.cluster.decode import Sources, plan_parities, plan_rows
 from holdfast.cluster.spec import Optimizer, TableSpec
-from holdfast.cluster.tableshard import TableShard, fold_rows
 from holdfast.errors import DataLossError
 from holdfast.placement import Placement
 
 SGD = Optimizer("sgd")
+
+
+def alone(table: TableSpec) -> Arena:
+    """An arena of one table."""
+    (arena,) = plan_arenas([table])
+    return arena
 
 
 @st.composite
@@ -39,17 +47,17 @@ def make_records(table: TableSpec, seed: int) -> np.ndarray:
     return bits_NW.view(np.float32)
 
 
-def make_shards(table: TableSpec, records_NW: np.ndarray) -> list[TableShard]:
+def make_shards(table: TableSpec, records_NW: np.ndarray) -> list[ArenaShard]:
     shards = []
     for server in range(table.placement.servers):
-        shard = TableShard(0, table, server, locks=2, room=8)
+        shard = ArenaShard(0, alone(table), server, locks=2, room=8)
         shard.install(np.arange(len(shard.ids_M)), records_NW[shard.ids_M])
-        shard.parities_QW[:] = audit.encode(table, server, records_NW)
+        shard.parities_QW[:] = audit.encode(alone(table), server, records_NW)
         shards.append(shard)
     return shards
 
 
-def rebuild(shards: list[TableShard], rows: int, sources: Sources) -> np.ndarray:
+def rebuild(shards: list[ArenaShard], rows: int, sources: Sources) -> np.ndarray:
     code = shards[0].code
     assert code is not None
     out_NW = np.zeros((rows, shards[0].spec.width), np.float32)
@@ -140,28 +148,27 @@ def test_one_loss_more_than_parities_is_data_loss_that_names_table_and_rows(
     server = int(placement.servers_of(np.array([first]))[0])
     others = [other for other in servers if other != server]
     lost = {server, *others[: placement.parity]}
-    shard = TableShard(0, table, server, locks=2, room=8)
+    shard = ArenaShard(0, alone(table), server, locks=2, room=8)
     slots_N = placement.slots_of(np.array([first]))
     with pytest.raises(DataLossError) as raised:
         plan_rows(shard, slots_N, lacks_rows=lost, lacks_parities=lost)
-    assert raised.value.facts == {"table": "users", "rows": 1, "first": first, "last": first}
+    assert raised.value.facts == {"rows": 1, "tables": f"users: 1 row ({first})"}
 
 
 def test_rows_of_a_table_without_a_code_are_data_loss() -> None:
     table = TableSpec("alone", 9, 2, Placement(3), "none", SGD)
-    shard = TableShard(0, table, 1, locks=1, room=8)
-    with pytest.raises(DataLossError, match=r"table='alone' rows=2 first=1 last=7"):
+    shard = ArenaShard(0, alone(table), 1, locks=1, room=8)
+    with pytest.raises(DataLossError, match=r"rows=2 tables='alone: 2 rows \(1 to 7\)'"):
         plan_rows(shard, np.array([0, 2]), lacks_rows={1}, lacks_parities=set())
 
 
 def test_all_lost_rows_are_named_by_their_ends() -> None:
     table = TableSpec("users", 40, 2, Placement(5, data=4, parity=1), "xor", SGD)
-    shard = TableShard(0, table, 1, locks=1, room=8)
+    shard = ArenaShard(0, alone(table), 1, locks=1, room=8)
     with pytest.raises(DataLossError) as raised:
         plan_rows(shard, np.arange(8), lacks_rows={0, 1, 2, 3, 4}, lacks_parities=set())
-    facts = raised.value.facts
-    assert facts["table"] == "users"
-    assert {facts["first"], facts["last"]} <= set(shard.ids_M.tolist())
+    found = re.fullmatch(r"users: \d rows \((\d+) to (\d+)\)", str(raised.value.facts["tables"]))
+    assert found and {int(at) for at in found.groups()} <= set(shard.ids_M.tolist())
 
 
 def test_a_single_row_at_the_end_is_rebuilt_from_its_parity_alone() -> None:
@@ -194,7 +201,7 @@ def test_wide_stripes_are_decoded_too(data: int) -> None:
 
 def test_no_rows_need_no_sources() -> None:
     table = TableSpec("users", 20, 2, Placement(5, data=3, parity=2), "rs", SGD)
-    shard = TableShard(0, table, 0, locks=1, room=8)
+    shard = ArenaShard(0, alone(table), 0, locks=1, room=8)
     none_N = np.zeros(0, np.int64)
     for sources in (
         plan_rows(shard, none_N, lacks_rows={0}, lacks_parities={0}),

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.cluster import message, parts
+from holdfast.cluster.arenashard import Differences
 from holdfast.cluster.flush import Flush
 from holdfast.cluster.message import Message
 from holdfast.cluster.shard import WORKERS_MAX, Gradients
-from holdfast.cluster.tableshard import Differences
 from holdfast.errors import InvalidRequestError
 
 DIMS = (3, 1, 4)
@@ -31,9 +31,9 @@ def slots(rng: np.random.Generator, count: int) -> np.ndarray:
 @given(SIZES, st.integers(0, 1 << 30))
 def test_requests_for_rows_come_back_as_packed(sizes: list[tuple[int, int]], seed: int) -> None:
     rng = np.random.default_rng(seed)
-    wants = [(table, slots(rng, count).astype(np.int32)) for table, count in sizes]
+    wants = [(arena, slots(rng, count).astype(np.int32)) for arena, count in sizes]
     found = parts.unpack_slots(travelled(parts.pack_slots("pull", wants)))
-    assert [table for table, _ in found] == [table for table, _ in wants]
+    assert [arena for arena, _ in found] == [arena for arena, _ in wants]
     for (_, found_N), (_, wanted_N) in zip(found, wants, strict=True):
         assert found_N.dtype == np.int64
         np.testing.assert_array_equal(found_N, wanted_N)
@@ -45,17 +45,17 @@ def test_gradients_come_back_to_the_bit(sizes: list[tuple[int, int]], seed: int)
     rng = np.random.default_rng(seed)
     packed = [
         Gradients(
-            table,
+            arena,
             slots(rng, count),
-            rng.integers(0, 1 << 32, (count, DIMS[table]), dtype=np.uint32).view(np.float32),
+            rng.integers(0, 1 << 32, (count, DIMS[arena]), dtype=np.uint32).view(np.float32),
         )
-        for table, count in sizes
+        for arena, count in sizes
     ]
     sent = parts.pack_gradients("push", {"worker": 1, "number": 2}, packed)
     assert {"worker": 1, "number": 2}.items() <= sent.meta.items()
     found = parts.unpack_gradients(travelled(sent), DIMS)
     for part, expected in zip(found, packed, strict=True):
-        assert part.table == expected.table
+        assert part.arena == expected.arena
         np.testing.assert_array_equal(part.slots_N, expected.slots_N)
         np.testing.assert_array_equal(
             part.grads_ND.view(np.uint32), expected.grads_ND.view(np.uint32)
@@ -74,12 +74,12 @@ def test_flushes_come_back_to_the_bit(
     rng = np.random.default_rng(seed)
     found = tuple(
         Differences(
-            table,
+            arena,
             slots(rng, count).astype(np.int32),
             rng.integers(0, 256, count).astype(np.uint8),
-            rng.integers(0, 1 << 32, (count, DIMS[table]), dtype=np.uint32),
+            rng.integers(0, 1 << 32, (count, DIMS[arena]), dtype=np.uint32),
         )
-        for table, count in sizes
+        for arena, count in sizes
     )
     marks_W = np.full(WORKERS_MAX, -1, np.int64)
     marks_W[list(marks)] = list(marks.values())
@@ -90,7 +90,7 @@ def test_flushes_come_back_to_the_bit(
     np.testing.assert_array_equal(back.marks_W, marks_W)
     assert list(back.parts) == [2]
     for part, expected in zip(back.parts[2], found, strict=True):
-        assert part.table == expected.table
+        assert part.arena == expected.arena
         np.testing.assert_array_equal(part.slots_K, expected.slots_K)
         np.testing.assert_array_equal(part.positions_K, expected.positions_K)
         np.testing.assert_array_equal(part.diffs_KW, expected.diffs_KW)
@@ -102,32 +102,32 @@ ROWS = np.arange(4)
 
 
 @pytest.mark.parametrize(
-    "tables", [[], [[0, 3]], [[0, 5]], [[0, 2], [1, 3]], [[0, 5], [1, -1]], [[0, 1 << 62]]]
+    "arenas", [[], [[0, 3]], [[0, 5]], [[0, 2], [1, 3]], [[0, 5], [1, -1]], [[0, 1 << 62]]]
 )
-def test_counts_that_disagree_with_slots_are_refused(tables: list[list[int]]) -> None:
+def test_counts_that_disagree_with_slots_are_refused(arenas: list[list[int]]) -> None:
     with pytest.raises(InvalidRequestError):
-        parts.unpack_slots(Message("pull", {"tables": tables}, (ROWS,)))
+        parts.unpack_slots(Message("pull", {"arenas": arenas}, (ROWS,)))
     gradients = np.ones(12, np.float32)
     with pytest.raises(InvalidRequestError):
-        parts.unpack_gradients(Message("push", {"tables": tables}, (ROWS, gradients)), DIMS)
+        parts.unpack_gradients(Message("push", {"arenas": arenas}, (ROWS, gradients)), DIMS)
 
 
 @pytest.mark.parametrize("floats", [0, 11, 13])
 def test_gradients_that_do_not_fit_their_rows_are_refused(floats: int) -> None:
-    sent = Message("push", {"tables": [[0, 4]]}, (ROWS, np.ones(floats, np.float32)))
+    sent = Message("push", {"arenas": [[0, 4]]}, (ROWS, np.ones(floats, np.float32)))
     with pytest.raises((InvalidRequestError, ValueError)):
         parts.unpack_gradients(sent, DIMS)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int32, np.uint32])
 def test_gradients_are_float32(dtype: Any) -> None:
-    sent = Message("push", {"tables": [[0, 4]]}, (ROWS, np.ones(12, dtype)))
+    sent = Message("push", {"arenas": [[0, 4]]}, (ROWS, np.ones(12, dtype)))
     with pytest.raises(InvalidRequestError, match="gradients are float32"):
         parts.unpack_gradients(sent, DIMS)
 
 
 @pytest.mark.parametrize(
-    "tables",
+    "arenas",
     [
         [],
         [[0, 3, 2]],
@@ -141,8 +141,8 @@ def test_gradients_are_float32(dtype: Any) -> None:
         [[0, 4, 1 << 62]],
     ],
 )
-def test_counts_that_disagree_with_differences_are_refused(tables: list[list[int]]) -> None:
-    meta = {"number": 1, "frozen": [], "receivers": [0], "tables": tables}
+def test_counts_that_disagree_with_differences_are_refused(arenas: list[list[int]]) -> None:
+    meta = {"number": 1, "frozen": [], "receivers": [0], "arenas": arenas}
     arrays = (np.zeros(1, np.int64), ROWS, ROWS.astype(np.uint8), np.ones(8, np.uint32))
     with pytest.raises(InvalidRequestError):
         parts.unpack_flush(Message("fold", meta, arrays), 0)

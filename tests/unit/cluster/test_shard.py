@@ -112,7 +112,7 @@ def test_a_push_that_does_not_fit_changes_nothing(worker: int, parts: list[Gradi
     for refuse in (shard.push, shard.stage):
         with pytest.raises(InvalidRequestError):
             refuse(worker, 0, parts)
-    assert not shard.tables[0].records_MW.any()
+    assert not shard.arenas[0].records_MW.any()
     assert shard.waiting() == 0
     assert (shard.applied_W == -1).all()
 
@@ -166,7 +166,7 @@ def test_a_push_is_durable_when_its_differences_have_arrived() -> None:
 
 def test_what_waits_in_a_frozen_range_is_not_durable() -> None:
     shard = begun(ONE)
-    slots = [int(np.flatnonzero(shard.tables[0].granules(np.arange(8)) == g)[0]) for g in (0, 1)]
+    slots = [int(np.flatnonzero(shard.arenas[0].granules(np.arange(8)) == g)[0]) for g in (0, 1)]
     shard.freeze("t", [1], epoch=1)
     shard.push(0, 0, gradients(slots))
     assert flushed(shard).frozen == (1,)
@@ -208,8 +208,8 @@ def receiver_of(flush: Flush, spec: ClusterSpec) -> Shard:
 
 def has_folded(parity: Shard) -> bool:
     """Whether its parities are not the first ones any more."""
-    first_QW = begun(parity.spec, parity.server).tables[0].parities_QW
-    found_QW = parity.tables[0].parities_QW
+    first_QW = begun(parity.spec, parity.server).arenas[0].parities_QW
+    found_QW = parity.arenas[0].parities_QW
     return not np.array_equal(found_QW.view(np.uint32), first_QW.view(np.uint32))
 
 
@@ -220,9 +220,9 @@ def test_a_flush_is_folded_once() -> None:
     parity = receiver_of(flush, ONE)
     parity.fold(0, flush, epoch=1)
     assert has_folded(parity)
-    first_QW = parity.tables[0].parities_QW.copy()
+    first_QW = parity.arenas[0].parities_QW.copy()
     parity.fold(0, flush, epoch=1)
-    np.testing.assert_array_equal(parity.tables[0].parities_QW, first_QW)
+    np.testing.assert_array_equal(parity.arenas[0].parities_QW, first_QW)
     assert parity.report(0).flushed == flush.number
     assert (parity.report(0).marks_GW[:, 0] == 4).all()
 
@@ -410,7 +410,7 @@ def marks(value: int) -> np.ndarray:
 def test_a_push_sent_again_changes_only_rows_that_lack_it() -> None:
     placement = ONE.tables[0].placement
     shard = Shard(dataclasses.replace(ONE, waiting_rows=99), 0, epoch=2)
-    ids_M = shard.tables[0].ids_M
+    ids_M = shard.arenas[0].ids_M
     servers_M = placement.parity_servers_of(placement.stripes_of(ids_M))[:, 0]
     shard.adopt({1: Report(3, None, (), marks(6)), 2: Report(2, None, (), marks(4))})
     shard.install(0, np.arange(8), np.zeros((8, 2), np.float32))

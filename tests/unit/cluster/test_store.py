@@ -172,7 +172,7 @@ class Run:
 
     def push(self, number: int) -> None:
         for shard in self.shards:
-            table = shard.tables[0]
+            table = shard.arenas[0]
             picked_N = np.arange(number % 2, len(table.ids_M), 2)
             grads_ND = np.full((len(picked_N), 4), number + 1, np.float32)
             shard.push(0, number, [Gradients(0, picked_N, grads_ND)])
@@ -191,14 +191,14 @@ def test_a_shard_is_loaded_as_it_was_saved_to_the_bit(run: Run) -> None:
     run.add(0, BASE)
     run.push(0)
     run.add(1, DELTA)
-    saved = [[table.records_MW.copy() for table in shard.tables] for shard in run.shards]
+    saved = [[table.records_MW.copy() for table in shard.arenas] for shard in run.shards]
     run.push(1)
     for server, records in enumerate(saved):
         shard = Shard(run.spec, server, epoch=1)
         loaded = store.load(shard, run.loading(1))
-        assert loaded.rows == sum(len(table.ids_M) for table in shard.tables)
-        assert sum(table.rows_missing for table in shard.tables) == 0
-        for table, expected_MW in zip(shard.tables, records, strict=True):
+        assert loaded.rows == sum(len(table.ids_M) for table in shard.arenas)
+        assert sum(table.rows_missing for table in shard.arenas) == 0
+        for table, expected_MW in zip(shard.arenas, records, strict=True):
             np.testing.assert_array_equal(table.records_MW, expected_MW)
 
 
@@ -208,7 +208,7 @@ def test_only_changed_rows_are_stored_in_a_delta_and_none_where_nothing_changed(
     run.add(1, DELTA)
     born = [segment for segment in run.catalog.segments if segment.born == 1]
     assert sum(segment.rows for segment in born) == sum(
-        -(-len(shard.tables[0].ids_M) // 2) for shard in run.shards
+        -(-len(shard.arenas[0].ids_M) // 2) for shard in run.shards
     )
     stored = store.store([], run.spec, storage=run.storage, name="objects/c1/x.hf", step=2,
                          codecs={})  # fmt: skip
@@ -220,8 +220,8 @@ def test_rows_that_workers_hold_are_left_to_them_where_only_some_servers_load(ru
     run.add(0, BASE)
     shard = Shard(run.spec, 1, epoch=1)
     store.load(shard, run.loading(0, wants_held=False))
-    assert shard.tables[0].rows_missing == 0
-    assert shard.tables[1].rows_missing == len(shard.tables[1].ids_M)
+    assert shard.arenas[0].rows_missing == 0
+    assert shard.arenas[1].rows_missing == len(shard.arenas[1].ids_M)
 
 
 def test_servers_that_are_placed_otherwise_pick_their_rows_out_of_all(run: Run) -> None:
@@ -230,7 +230,7 @@ def test_servers_that_are_placed_otherwise_pick_their_rows_out_of_all(run: Run) 
     run.add(1, DELTA)
     users_NW = np.empty((50, run.spec.tables[0].width), np.float32)
     for shard in run.shards:
-        users_NW[shard.tables[0].ids_M] = shard.tables[0].records_MW
+        users_NW[shard.arenas[0].ids_M] = shard.arenas[0].records_MW
     placed = Placement(5, data=3, parity=2)
     tables = (
         dataclasses.replace(run.spec.tables[0], placement=placed, code="rs"),
@@ -239,7 +239,7 @@ def test_servers_that_are_placed_otherwise_pick_their_rows_out_of_all(run: Run) 
     for server in range(5):
         shard = Shard(dataclasses.replace(run.spec, tables=tables), server, epoch=1)
         store.load(shard, run.loading(1, is_apart=False))
-        np.testing.assert_array_equal(shard.tables[0].records_MW, users_NW[shard.tables[0].ids_M])
+        np.testing.assert_array_equal(shard.arenas[0].records_MW, users_NW[shard.arenas[0].ids_M])
 
 
 def test_a_checkpoint_that_lacks_rows_of_a_server_is_data_loss(run: Run) -> None:

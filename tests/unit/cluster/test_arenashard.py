@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.cluster import audit
+from holdfast.cluster.arena import Arena, plan_arenas
+from holdfast.cluster.arenashard import ArenaShard, Differences, by_server, fold_rows
 from holdfast.cluster.code import make_code
 from holdfast.cluster.spec import Optimizer, TableSpec, granules_of
-from holdfast.cluster.tableshard import Differences, TableShard, by_server, fold_rows
 from holdfast.errors import InvalidRequestError
 from holdfast.kernels import initial
 from holdfast.placement import Placement
@@ -23,6 +24,12 @@ PLACED = (
 )
 
 
+def alone(table: TableSpec) -> Arena:
+    """An arena of one table."""
+    (arena,) = plan_arenas([table])
+    return arena
+
+
 @st.composite
 def tables(draw: st.DrawFn) -> TableSpec:
     placement, code = draw(st.sampled_from(PLACED))
@@ -31,15 +38,15 @@ def tables(draw: st.DrawFn) -> TableSpec:
     return TableSpec("users", rows, 2, placement, code, optimizer, seed=3, bound=0.5)
 
 
-def make_shards(table: TableSpec, *, room: int = 1 << 15) -> list[TableShard]:
+def make_shards(table: TableSpec, *, room: int = 1 << 15) -> list[ArenaShard]:
     servers = range(table.placement.servers)
-    shards = [TableShard(0, table, server, locks=LOCKS, room=room) for server in servers]
+    shards = [ArenaShard(0, alone(table), server, locks=LOCKS, room=room) for server in servers]
     for shard in shards:
         shard.fill()
     return shards
 
 
-def all_rows(shards: list[TableShard], *, as_parity_knows: bool = False) -> np.ndarray:
+def all_rows(shards: list[ArenaShard], *, as_parity_knows: bool = False) -> np.ndarray:
     spec = shards[0].spec
     records_NW = np.empty((spec.rows, spec.width), np.float32)
     for shard in shards:
@@ -49,7 +56,7 @@ def all_rows(shards: list[TableShard], *, as_parity_knows: bool = False) -> np.n
     return records_NW
 
 
-def check_parities(shards: list[TableShard]) -> None:
+def check_parities(shards: list[ArenaShard]) -> None:
     known_NW = all_rows(shards, as_parity_knows=True)
     for server, shard in enumerate(shards):
         expected_QW = audit.encode(shard.spec, server, known_NW)
@@ -58,12 +65,12 @@ def check_parities(shards: list[TableShard]) -> None:
         )
 
 
-def deliver(shards: list[TableShard], taken: dict[int, Differences]) -> None:
+def deliver(shards: list[ArenaShard], taken: dict[int, Differences]) -> None:
     for receiver, part in taken.items():
         shards[receiver].fold(part, READY_G)
 
 
-def change(shard: TableShard, rng: np.random.Generator) -> np.ndarray:
+def change(shard: ArenaShard, rng: np.random.Generator) -> np.ndarray:
     """Update some rows with any gradients; which."""
     count = int(rng.integers(0, len(shard.ids_M) + 1))
     slots_N = rng.permutation(len(shard.ids_M))[:count]
@@ -173,7 +180,7 @@ TABLE = TableSpec("users", 40, 2, *PLACED[0], Optimizer("momentum"), seed=3, bou
 
 
 def test_decoded_rows_are_put_in_place_once() -> None:
-    shard = TableShard(0, TABLE, 1, locks=LOCKS, room=8)
+    shard = ArenaShard(0, alone(TABLE), 1, locks=LOCKS, room=8)
     assert shard.rows_missing == len(shard.ids_M) == 10
     slots_N = np.array([1, 4, 7])
     assert shard.missing(np.array([4, 1])).tolist() == [4, 1]
@@ -188,7 +195,7 @@ def test_decoded_rows_are_put_in_place_once() -> None:
 @pytest.mark.parametrize("slots", [[-1], [10], [0, 10], [1 << 62]])
 def test_slots_of_no_row_are_refused(slots: list[int]) -> None:
     shard = make_shards(TABLE)[1]
-    with pytest.raises(InvalidRequestError, match=r"no such row on this server\. table='users'"):
+    with pytest.raises(InvalidRequestError, match=r"no such row on this server\. tables='users'"):
         shard.missing(np.array(slots))
 
 
@@ -260,7 +267,7 @@ def test_differences_go_to_each_parity_server_once(parity: int, rows: int, seed:
         for slot, position, diff in zip(
             part.slots_K.tolist(), part.positions_K.tolist(), part.diffs_KW.tolist(), strict=True
         )
-        if part.table == 7
+        if part.arena == 7
     ]
     assert sorted(found) == sorted(
         (int(servers_KP[k, p]), int(slots_KP[k, p]), int(positions_K[k]), *diffs_KW[k].tolist())

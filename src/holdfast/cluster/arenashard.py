@@ -1,4 +1,4 @@
-"""The rows and parities of one table on one server: memory, and the kernels that change it.
+"""The rows and parities of one arena on one server: memory, and the kernels that change it.
 
 A row that changes first leaves a copy of its record behind, as parity knows it; there it waits
 until its difference is taken. So differences of one row add up while they wait, and what parity
@@ -23,9 +23,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from holdfast.cluster.arena import Arena, PlacedTable
 from holdfast.cluster.changes import Changes, SnapshotOrder
 from holdfast.cluster.code import Code, make_code
-from holdfast.cluster.spec import TableSpec, granules_of
+from holdfast.cluster.spec import granules_of
 from holdfast.errors import InvalidRequestError
 from holdfast.kernels import galois, initial, optimizers
 from holdfast.kernels import shard as kernels
@@ -35,9 +36,9 @@ _FIRST_ROWS = 1 << 16  # that first values are computed for at a time
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """What changed in rows of one table, for the parities of one server."""
+    """What changed in rows of one arena, for the parities of one server."""
 
-    table: int
+    arena: int
     slots_K: np.ndarray
     """Of the parity rows there."""
     positions_K: np.ndarray
@@ -45,10 +46,10 @@ class Differences:
     diffs_KW: np.ndarray
 
 
-class TableShard:
-    """The rows and the parities of one table on one server."""
+class ArenaShard:
+    """The rows and the parities of one arena on one server."""
 
-    def __init__(self, index: int, spec: TableSpec, server: int, *, locks: int, room: int) -> None:
+    def __init__(self, index: int, spec: Arena, server: int, *, locks: int, room: int) -> None:
         """All zeros, and nothing is here yet; ``room`` is for waiting differences."""
         placement = spec.placement
         self.index = index
@@ -75,19 +76,26 @@ class TableShard:
 
     def fill(self) -> None:
         """Set rows and parities to their first values."""
-        spec, width = self.spec, self.spec.width
-        initial.fill(self.records_MW, self.ids_M, spec.dim, spec.seed, spec.bound)
+        for placed in self.spec.tables:
+            table = placed.table
+            lo, hi = np.searchsorted(self.ids_M, (placed.start, placed.start + table.rows))
+            ids_N = self.ids_M[lo:hi] - placed.start
+            initial.fill(self.records_MW[lo:hi], ids_N, table.dim, table.seed, table.bound)
+            lo, hi = np.searchsorted(self.stripes_Q, (placed.stripe, placed.stripe + table.stripes))
+            for start in range(int(lo), int(hi), _FIRST_ROWS):
+                self._fill_parities(placed, start, min(int(hi), start + _FIRST_ROWS))
         self.is_here_M[:] = True
         self.rows_missing = 0
-        for start in range(0, len(self.stripes_Q), _FIRST_ROWS):
-            part = slice(start, start + _FIRST_ROWS)
-            stripes_N, index_N = self.stripes_Q[part], self.index_Q[part]
-            for position, ids_N in enumerate(spec.placement.members_of(stripes_N).T):
-                inside_N = np.flatnonzero(ids_N < spec.rows)
-                values_NW = np.empty((len(inside_N), width), np.float32)
-                initial.fill(values_NW, ids_N[inside_N], spec.dim, spec.seed, spec.bound)
-                positions_N = np.full(len(inside_N), position)
-                self._fold(start + inside_N, index_N[inside_N], positions_N, values_NW)
+
+    def _fill_parities(self, placed: PlacedTable, start: int, stop: int) -> None:
+        table, index_N = placed.table, self.index_Q[start:stop]
+        stripes_N = self.stripes_Q[start:stop] - placed.stripe
+        for position, ids_N in enumerate(table.placement.members_of(stripes_N).T):
+            inside_N = np.flatnonzero(ids_N < table.rows)
+            values_NW = np.empty((len(inside_N), table.width), np.float32)
+            initial.fill(values_NW, ids_N[inside_N], table.dim, table.seed, table.bound)
+            positions_N = np.full(len(inside_N), position)
+            self._fold(start + inside_N, index_N[inside_N], positions_N, values_NW)
 
     # Rows.
 
@@ -95,10 +103,10 @@ class TableShard:
         """Refuse slots that are not this server's.
 
         Raises:
-            InvalidRequestError: names the table.
+            InvalidRequestError: names the arena.
         """
         if len(slots_N) and not (slots_N.min() >= 0 and slots_N.max() < len(self.ids_M)):
-            raise InvalidRequestError("no such row on this server", table=self.spec.name)
+            raise InvalidRequestError("no such row on this server", tables=self.spec.name)
 
     def missing(self, slots_N: np.ndarray) -> np.ndarray:
         """Those of some rows that are not here yet."""
@@ -230,14 +238,14 @@ class TableShard:
     def parities(self, slots_N: np.ndarray) -> np.ndarray:
         """Parity rows."""
         if len(slots_N) and not (slots_N.min() >= 0 and slots_N.max() < len(self.stripes_Q)):
-            raise InvalidRequestError("no such parity on this server", table=self.spec.name)
+            raise InvalidRequestError("no such parity on this server", tables=self.spec.name)
         return kernels.gather(self.parities_QW, slots_N, self.spec.width)
 
     def check_differences(self, part: Differences) -> None:
         """Refuse differences that are not of parities here.
 
         Raises:
-            InvalidRequestError: names the table.
+            InvalidRequestError: names the arena.
         """
         slots_K, positions_K = part.slots_K, part.positions_K
         is_known = self.code is not None and part.diffs_KW.shape == (
@@ -252,7 +260,7 @@ class TableShard:
                 and positions_K.max() < self.spec.placement.data
             )
         if not is_known:
-            raise InvalidRequestError("no such parities on this server", table=self.spec.name)
+            raise InvalidRequestError("no such parities on this server", tables=self.spec.name)
 
     def fold(self, part: Differences, is_ready_G: np.ndarray) -> int:
         """Fold differences into parities of ranges that are ready; the others are built later."""
@@ -293,7 +301,7 @@ def fold_rows(
 
 
 def by_server(
-    table: int,
+    arena: int,
     servers_KP: np.ndarray,
     slots_KP: np.ndarray,
     positions_K: np.ndarray,
@@ -310,7 +318,7 @@ def by_server(
         part_F = flat_F[start : start + counts_S[server]]
         rows_F = part_F // parity
         found[int(server)] = Differences(
-            table,
+            arena,
             slots_KP.ravel()[part_F].astype(np.int32),
             positions_K[rows_F].astype(np.uint8),
             diffs_KW[rows_F],
