@@ -7,9 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from torch import nn
 
 from holdfast.tables import ModelState
+
+settings.register_profile("holdfast", deadline=None)  # no test is about how long it takes
+settings.load_profile("holdfast")
 
 
 class TinyModel(nn.Module):

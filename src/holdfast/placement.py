@@ -30,12 +30,14 @@ Not here: what servers do with their rows (cluster/), how they are saved (checkp
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from holdfast.errors import InvalidRequestError
+from holdfast.kernels import places
 
 SERVERS_MAX = 1 << 16
 
@@ -92,6 +94,11 @@ class Placement:
         return self._round_rows // self.data
 
     @property
+    def numbers(self) -> places.Numbers:
+        """As kernels take them."""
+        return _numbers(self)
+
+    @property
     def period_rows(self) -> int:
         """Rows after which all places begin anew: servers and positions are the same again, and
         slots and stripes further by the same number everywhere.
@@ -115,10 +122,7 @@ class Placement:
         >>> Placement(6, data=2, parity=1, groups=2).servers_of(np.arange(8))
         array([0, 3, 1, 4, 2, 5, 0, 3])
         """
-        if self.groups == 1:
-            return self._within_group(ids_N)
-        servers_N: np.ndarray = self._within_group(ids_N // self.groups) + self._group_start(ids_N)
-        return servers_N
+        return places.servers_of(ids_N, self.numbers)
 
     def slots_of(self, ids_N: np.ndarray) -> np.ndarray:
         """The rank of each row among the rows of its server.
@@ -136,9 +140,7 @@ class Placement:
         >>> Placement(6, data=2, parity=1, groups=2).stripes_of(np.arange(8))
         array([0, 1, 0, 1, 2, 3, 2, 3])
         """
-        turns_N = ids_N // (self.data * self.groups)
-        stripes_N: np.ndarray = turns_N * self.groups + ids_N % self.groups
-        return stripes_N
+        return places.stripes_of(ids_N, self.numbers)[0]
 
     def positions_of(self, ids_N: np.ndarray) -> np.ndarray:
         """The position of each row in its stripe, from 0 to ``data`` - 1.
@@ -146,8 +148,7 @@ class Placement:
         >>> Placement(6, data=2, parity=1, groups=2).positions_of(np.arange(8))
         array([0, 0, 1, 1, 0, 0, 1, 1])
         """
-        positions_N: np.ndarray = ids_N // self.groups % self.data
-        return positions_N
+        return places.stripes_of(ids_N, self.numbers)[1]
 
     def members_of(self, stripes_S: np.ndarray) -> np.ndarray:
         """The row ids of each stripe, one column for each position.
@@ -178,11 +179,7 @@ class Placement:
         >>> Placement(4, data=2, parity=1).parity_servers_of(np.arange(4)).ravel()
         array([2, 0, 3, 1])
         """
-        rounds_S, turns_S = _divmod(stripes_S // self.groups, self._round_stripes)
-        after_S = (turns_S + 1) * self.data + rounds_S
-        within_SP = _rest(after_S[:, None] + np.arange(self.parity), self._group_servers)
-        servers_SP: np.ndarray = within_SP + self._group_start(stripes_S)[:, None]
-        return servers_SP
+        return places.parity_places(stripes_S, self.numbers)[0]
 
     def parity_slots_of(self, stripes_S: np.ndarray) -> np.ndarray:
         """The rank of each parity row among the parity rows of its server, one column for each.
@@ -190,8 +187,7 @@ class Placement:
         >>> Placement(4, data=2, parity=1).parity_slots_of(np.arange(6)).ravel()
         array([0, 0, 0, 0, 1, 1])
         """
-        within_SP = _rest(self.parity_servers_of(stripes_S), self._group_servers)
-        return self._parity_before((stripes_S // self.groups)[:, None], within_SP)
+        return places.parity_places(stripes_S, self.numbers)[1]
 
     def rows_of(self, server: int, rows: int) -> np.ndarray:
         """The row ids a server holds of a table of so many rows, in the order of their slots.
@@ -241,7 +237,7 @@ class Placement:
         for index in range(self.parity):
             # Of every ``step`` rounds one brings this parity row here, once.
             rounds_R = np.arange((within - index) % step, rounds, step)
-            turns_R = self._turn_of(within - index - rounds_R)
+            turns_R = places.turns_of(within - index - rounds_R, self.numbers)
             stripes.append((rounds_R * self._round_stripes + turns_R) * self.groups + group)
             indices.append(np.full(len(rounds_R), index))
         if not stripes:
@@ -260,7 +256,7 @@ class Placement:
         self.check_server(server)
         group, within = divmod(server, self._group_servers)
         stripes = -(-self._group_rows(group, rows) // self.data)
-        return int(self._parity_before(np.array([stripes]), np.array([within]))[0])
+        return places.parities_before(stripes, within, self.numbers)
 
     def check_server(self, server: int) -> None:
         """Refuse a number that is no server's.
@@ -274,49 +270,19 @@ class Placement:
                 "no such server", server=server, known=f"0 to {self.servers - 1}"
             )
 
-    # Inside a group: its rows, its stripes and its servers are numbered from 0.
-
     def _group_rows(self, group: int, rows: int) -> int:
         return max(0, -((group - rows) // self.groups))
 
-    def _group_start(self, dealt_N: np.ndarray) -> np.ndarray:
-        """The first server of the group that each row or stripe was dealt to."""
-        starts_N: np.ndarray = _rest(dealt_N, self.groups) * self._group_servers
-        return starts_N
 
-    def _within_group(self, ids_N: np.ndarray) -> np.ndarray:
-        shift = 0 if self.parity == 0 else ids_N // self._round_rows
-        return _rest(ids_N + shift, self._group_servers)
-
-    def _turn_of(self, offset: np.ndarray) -> np.ndarray:
-        """Which stripe of its round is followed by a server at this offset from where the round
-        started; only offsets that ``data`` and the servers' common divisor divides have one."""
-        step = math.gcd(self.data, self._group_servers)
-        # (turn + 1) * data = offset, modulo the servers of the group.
-        inverse = pow(self.data // step, -1, self._round_stripes)
-        return _rest(_rest(offset // step, self._round_stripes) * inverse - 1, self._round_stripes)
-
-    def _parity_before(self, stripes: np.ndarray, servers: np.ndarray) -> np.ndarray:
-        """How many parity rows of earlier stripes each server holds."""
-        step = math.gcd(self.data, self._group_servers)
-        rounds, turns = _divmod(stripes, self._round_stripes)
-        count = np.zeros(np.broadcast_shapes(stripes.shape, servers.shape), np.int64)
-        for index in range(self.parity):
-            offset = servers - index
-            # Finished rounds: one of every ``step``. Then the one that is under way.
-            count += (rounds + step - 1 - _rest(offset, step)) // step
-            offset = offset - rounds
-            count += (_rest(offset, step) == 0) & (self._turn_of(offset) < turns)
-        return count
-
-
-# NumPy divides by one number on vectors, but takes remainders one by one: twice as long.
-
-
-def _divmod(values: np.ndarray, by: int) -> tuple[np.ndarray, np.ndarray]:
-    quotients = values // by
-    return quotients, values - quotients * by
-
-
-def _rest(values: np.ndarray, by: int) -> np.ndarray:
-    return _divmod(values, by)[1]
+@functools.lru_cache(maxsize=256)
+def _numbers(placement: Placement) -> places.Numbers:
+    within = placement.servers // placement.groups
+    rows = math.lcm(placement.data, within)
+    step = math.gcd(placement.data, within)
+    stripes = rows // placement.data
+    # A stripe's parity rows come after its data rows: (turn + 1) * data, modulo the servers.
+    inverse = pow(placement.data // step, -1, stripes)
+    return places.Numbers(
+        placement.servers, placement.data, placement.parity, placement.groups, within, rows,
+        stripes, step, inverse,
+    )  # fmt: skip

@@ -116,7 +116,7 @@ def test_a_process_that_ends_by_itself_is_told_as_dead(engine: RayEngine) -> Non
     deaths: queue.Queue[tuple[Process, str]] = queue.Queue()
     engine.watch(lambda process, how: deaths.put((process, how)))
     process = engine.start("echo", "e0", SPEC)
-    engine._actors[-1]._handle.stop.remote()
+    engine._roster._handles[-1]._handle.stop.remote()
     assert deaths.get(timeout=LONG_S) == (process, "ended with code 0\na role may print")
     assert not is_running(process.pid)
 

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import functools
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from holdfast.cluster.message import Message
-from holdfast.cluster.server import Server
 from holdfast.cluster.wire import Caller
 from tests.cluster.test_protocol import make_spec
 from tests.cluster.trial import trial
 
-ENTER, FETCH = Server._enter, Server._fetch
+Handler = Callable[[Caller, Message], Message]
 
 
-def enter_late(server: Server, caller: Caller, message: Message) -> Message:
-    time.sleep(0.01 * server.shard.server)
-    return ENTER(server, caller, message)
+def delayed(handler: Handler, before_s: float, after_s: float) -> Handler:
+    def handle(caller: Caller, message: Message) -> Message:
+        time.sleep(before_s)
+        answer = handler(caller, message)
+        time.sleep(after_s)
+        return answer
 
-
-def fetch_slowly(server: Server, caller: Caller, message: Message) -> Message:
-    answer = FETCH(server, caller, message)
-    time.sleep(0.004)
-    return answer
+    return handle
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -35,9 +33,10 @@ def test_differences_do_not_pass_by_parities_that_are_being_built(
     """Each time a server is whole all hear of it, some later than others: freezes must stay."""
     with trial(make_spec(), tmp_path, seed=seed, strategy="full", recovery="partial") as t:
         t.layer.save(step=0)
-        for server in t.engine.servers.values():
-            server._handlers["view"] = functools.partial(enter_late, server)
-            server._handlers["fetch"] = functools.partial(fetch_slowly, server)
+        for at, server in enumerate(t.engine.servers.values()):
+            handlers = server._handlers
+            handlers["view"] = delayed(handlers["view"], 0.01 * at, 0)
+            handlers["fetch"] = delayed(handlers["fetch"], 0, 0.004)
         t.crash(0, 1)
         t.push(1)
         while t.cluster.coordinator.view.lacking:

@@ -17,7 +17,7 @@ ROOT = Path(holdfast.__file__).parent
 ALLOWED = {
     "errors": set(),
     "events": {"errors"},
-    "placement": {"errors"},
+    "placement": {"errors", "kernels"},
     "schema": {"errors"},
     "plan": {"errors", "events", "kernels"},
     "kernels": set(),

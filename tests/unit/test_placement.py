@@ -32,6 +32,7 @@ def every_small_placement() -> list[Placement]:
     ]
 
 
+@settings(deadline=None)
 @given(placement=placements(), rows=st.integers(0, 2000))
 def test_servers_hold_as_many_rows_give_or_take_one(placement: Placement, rows: int) -> None:
     servers_N = placement.servers_of(np.arange(rows))

@@ -53,9 +53,9 @@ def main(roles: Mapping[str, str] = ROLES) -> NoReturn:
 
     code = 1
     try:
-        order = _parse(sys.stdin.buffer.readline())
+        order = parse_order(sys.stdin.buffer.readline())
         threading.Thread(target=_end_with, args=(sys.stdin.buffer, stop), daemon=True).start()
-        _find(order["role"], roles)(order["spec"], ready, stop)
+        find_role(order["role"], roles)(order["spec"], ready, stop)
         code = 0
     except BaseException as error:  # the edge of a process: its driver shall know why
         traceback.print_exc()
@@ -64,7 +64,8 @@ def main(roles: Mapping[str, str] = ROLES) -> NoReturn:
     _leave(code)
 
 
-def _parse(line: bytes) -> dict[str, Any]:
+def parse_order(line: bytes) -> dict[str, Any]:
+    """What a process is told to be: role, name, spec."""
     try:
         order = stored_json.parse(line)
         stored_json.text(order["role"])
@@ -76,7 +77,8 @@ def _parse(line: bytes) -> dict[str, Any]:
     return found
 
 
-def _find(role: str, roles: Mapping[str, str]) -> Run:
+def find_role(role: str, roles: Mapping[str, str]) -> Run:
+    """What does a role's work."""
     if role not in roles:
         raise InvalidRequestError("unknown role of a process", role=role, known=list(roles))
     module, function = roles[role].split(":")

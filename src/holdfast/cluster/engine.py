@@ -28,12 +28,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from holdfast.cluster.logs import read_tail
 from holdfast.cluster.message import ERROR, Message, as_error
-from holdfast.errors import HoldfastError, InvalidRequestError, NotFoundError, UnavailableError
+from holdfast.cluster.roster import Roster
+from holdfast.errors import HoldfastError, UnavailableError
 
-START_S = 60.0  # a worker imports torch, on a machine where others do the same
-STOP_S = 3.0  # longer than a child gives its role to end (child.py)
-_TAIL_BYTES = 2000
+START_S = 180.0  # the first time all kernels are compiled; a death is seen at once anyway
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +88,8 @@ class LocalEngine:
         module: str = "holdfast.cluster.child",
     ) -> None:
         """``logs`` is a folder for what children write to stderr; without it, they share ours."""
-        self._logs, self._start_s, self._module = logs, start_s, module
-        self._lock = threading.Lock()
-        self._children: dict[int, _Child] = {}  # by pid; the dead too
-        self._watchers: list[OnDeath] = []
-        self._deaths: list[tuple[Process, str]] = []
-        self._is_stopped = False
+        self._logs, self._module = logs, module
+        self._roster = Roster(self._launch, start_s=start_s)
         if logs is not None:
             logs.mkdir(parents=True, exist_ok=True)
         atexit.register(self.stop)
@@ -109,47 +105,19 @@ class LocalEngine:
 
     def start_many(self, starts: Sequence[Start]) -> list[Process]:
         """Start processes at the same time: all of them, or none and an error."""
-        children: list[_Child] = []
-        try:
-            for each in starts:  # one by one: those launched before an error must be known
-                children.append(self._launch(each))  # noqa: PERF401
-            ends_at = time.monotonic() + self._start_s
-            return [child.wait_ready(ends_at) for child in children]
-        except BaseException:
-            for child in children:
-                child.kill()
-            raise
+        return self._roster.start_many(starts)
 
     def watch(self, on_death: OnDeath) -> None:
         """Call this with every process that dies unasked (also before now), and with how."""
-        with self._lock:
-            self._watchers.append(on_death)
-            deaths = list(self._deaths)
-        for process, how in deaths:
-            on_death(process, how)
+        self._roster.watch(on_death)
 
     def kill(self, process: Process) -> None:
         """End a process at once, also a hung one; returns when it is gone."""
-        with self._lock:
-            child = self._children.get(process.pid)
-        if child is None or child.name != process.name:
-            raise NotFoundError("no such process", name=process.name, pid=process.pid)
-        child.kill()
+        self._roster.kill(process)
 
     def stop(self) -> None:
         """End all processes; returns when they are gone. May be called again."""
-        with self._lock:
-            self._is_stopped = True
-            children = list(self._children.values())
-        try:
-            for child in children:
-                child.ask_to_end()
-            ends_at = time.monotonic() + STOP_S
-            for child in children:
-                child.wait_gone(ends_at)
-        finally:  # also when interrupted
-            for child in children:
-                child.kill()
+        self._roster.stop()
         atexit.unregister(self.stop)
 
     def __enter__(self) -> LocalEngine:
@@ -158,40 +126,23 @@ class LocalEngine:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _launch(self, start: Start) -> _Child:
-        with self._lock:
-            if self._is_stopped:
-                raise InvalidRequestError("the engine is stopped", name=start.name)
-            if any(c.name == start.name and not c.is_gone for c in self._children.values()):
-                raise InvalidRequestError("a process of this name runs", name=start.name)
-            log = None if self._logs is None else self._logs / f"{start.name}.log"
-            child = _Child(start, self._module, log, self._told)
-            self._children[child.pid] = child
-        return child
-
-    def _told(self, process: Process, how: str) -> None:
-        with self._lock:
-            self._deaths.append((process, how))
-            watchers = list(self._watchers)
-        for on_death in watchers:
-            on_death(process, how)
+    def _launch(self, start: Start, line: str, told: OnDeath) -> _Child:
+        log = None if self._logs is None else self._logs / f"{start.name}.log"
+        return _Child(start, line, self._module, log, told)
 
 
 class _Child:
     """One child process and the thread that waits for it."""
 
-    def __init__(self, start: Start, module: str, log: Path | None, told: OnDeath) -> None:
+    def __init__(
+        self, start: Start, line: str, module: str, log: Path | None, told: OnDeath
+    ) -> None:
         self._start, self._log, self._told = start, log, told
         self.name = start.name
         self._is_asked = self._is_told = False
         self._ready = threading.Event()
         self._address = ""
         self._error: HoldfastError | None = None
-        order = {"role": start.role, "name": start.name, "spec": dict(start.spec)}
-        try:
-            line = json.dumps(order, allow_nan=False).encode() + b"\n"
-        except (TypeError, ValueError) as error:
-            raise InvalidRequestError("a spec must be JSON", name=start.name) from error
         stderr: IO[bytes] | None = None if log is None else log.open("ab")
         try:
             self._popen = subprocess.Popen(
@@ -205,13 +156,21 @@ class _Child:
                 stderr.close()
         self.pid = self._popen.pid
         self._thread = threading.Thread(
-            target=self._wait, args=(line,), name=f"holdfast-child-{start.name}", daemon=True
+            target=self._wait,
+            args=(line.encode() + b"\n",),
+            name=f"holdfast-child-{start.name}",
+            daemon=True,
         )
         self._thread.start()
 
     @property
     def is_gone(self) -> bool:
+        """Whether it has ended, and its death was told."""
         return not self._thread.is_alive()
+
+    def is_of(self, process: Process) -> bool:
+        """Whether this is that process."""
+        return (process.name, process.pid) == (self.name, self.pid)
 
     def wait_ready(self, ends_at: float) -> Process:
         """The process, when it has said where it listens."""
@@ -260,7 +219,7 @@ class _Child:
             self._popen.stdin.close()
         if is_ready:
             if not self._is_asked:
-                tail = self._tail()
+                tail = read_tail(self._log)
                 self._told(self._process(), f"{_how(code)}\n{tail}" if tail else _how(code))
             return
         if self._error is None:
@@ -282,19 +241,8 @@ class _Child:
 
     def _facts(self) -> dict[str, Any]:
         facts: dict[str, Any] = {"name": self._start.name, "role": self._start.role}
-        tail = self._tail()
+        tail = read_tail(self._log)
         return {**facts, "stderr": tail} if tail else facts
-
-    def _tail(self) -> str:
-        """The end of what it wrote to stderr, if we have that."""
-        if self._log is None:
-            return ""
-        try:
-            with self._log.open("rb") as log:
-                log.seek(max(0, self._log.stat().st_size - _TAIL_BYTES))
-                return log.read().decode(errors="replace").strip()
-        except OSError:
-            return ""
 
 
 def _how(code: int) -> str:

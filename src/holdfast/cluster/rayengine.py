@@ -21,7 +21,6 @@ Not here: hung processes (pulse.py), replacement (coordinator.py).
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import os
 import shutil
@@ -34,8 +33,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
-from holdfast.cluster.child import ROLES, _find, _parse
-from holdfast.cluster.engine import START_S, STOP_S, OnDeath, Process, Start
+from holdfast.cluster.child import ROLES, find_role, parse_order
+from holdfast.cluster.engine import START_S, OnDeath, Process, Start
 from holdfast.cluster.logs import print_to, read_tail
 from holdfast.cluster.machines import (
     LOOPBACK,
@@ -47,7 +46,8 @@ from holdfast.cluster.machines import (
     this_machine,
 )
 from holdfast.cluster.message import ERROR, Message, as_error, error_message
-from holdfast.errors import HoldfastError, InvalidRequestError, NotFoundError, UnavailableError
+from holdfast.cluster.roster import Roster
+from holdfast.errors import HoldfastError, InvalidRequestError, UnavailableError
 
 _ENVIRONMENT = {  # on_death tells it; Ray would write to the driver's stdout
     "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",
@@ -89,13 +89,8 @@ class RayEngine:
         except BaseException:
             self._ray.close()
             raise
-        self._allow_remote, self._logs, self._start_s = allow_remote, logs, start_s
-        self._roles = dict(roles)
-        self._lock = threading.Lock()
-        self._actors: list[_Actor] = []  # the dead too
-        self._watchers: list[OnDeath] = []
-        self._deaths: list[tuple[Process, str]] = []
-        self._is_stopped = False
+        self._allow_remote, self._logs, self._roles = allow_remote, logs, dict(roles)
+        self._roster = Roster(self._launch, start_s=start_s)
         atexit.register(self.stop)
 
     @property
@@ -114,47 +109,21 @@ class RayEngine:
 
     def start_many(self, starts: Sequence[Start]) -> list[Process]:
         """Start processes at the same time: all of them, or none and an error."""
-        actors: list[_Actor] = []
-        try:
-            for each in starts:  # one by one: those launched before an error must be known
-                actors.append(self._launch(each))  # noqa: PERF401
-            ends_at = time.monotonic() + self._start_s
-            return [actor.wait_ready(ends_at) for actor in actors]
-        except BaseException:
-            for actor in actors:
-                actor.kill()
-            raise
+        return self._roster.start_many(starts)
 
     def watch(self, on_death: OnDeath) -> None:
         """Call this with every process that dies unasked (also before now), and with how."""
-        with self._lock:
-            self._watchers.append(on_death)
-            deaths = list(self._deaths)
-        for process, how in deaths:
-            on_death(process, how)
+        self._roster.watch(on_death)
 
     def kill(self, process: Process) -> None:
         """End a process at once, also a hung one; returns when it is gone."""
-        with self._lock:
-            actor = next((a for a in self._actors if a.process == process), None)
-        if actor is None:
-            raise NotFoundError("no such process", name=process.name, pid=process.pid)
-        actor.kill()
+        self._roster.kill(process)
 
     def stop(self) -> None:
         """End all processes, and Ray if it was started here. May be called again."""
-        with self._lock:
-            self._is_stopped = True
-            actors = list(self._actors)
         try:
-            for actor in actors:
-                actor.ask_to_end()
-            ends_at = time.monotonic() + STOP_S
-            for actor in actors:
-                actor.wait_gone(ends_at)
-        finally:  # also when interrupted
-            for actor in actors:
-                actor.kill()
+            self._roster.stop()
+        finally:
             self._ray.close()
         atexit.unregister(self.stop)
 
@@ -164,31 +133,11 @@ class RayEngine:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _launch(self, start: Start) -> _Actor:
-        order = {"role": start.role, "name": start.name, "spec": dict(start.spec)}
-        try:
-            line = json.dumps(order, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise InvalidRequestError("a spec must be JSON", name=start.name) from error
-        with self._lock:
-            if self._is_stopped:
-                raise InvalidRequestError("the engine is stopped", name=start.name)
-            if any(a.name == start.name and not a.is_gone for a in self._actors):
-                raise InvalidRequestError("a process of this name runs", name=start.name)
-            log = None if self._logs is None else self._logs / f"{start.name}.log"
-            actor = _Actor(
-                self._ray, start, log, allow_remote=self._allow_remote, told=self._told
-            )  # fmt: skip
-            self._actors.append(actor)
-            actor.begin(line, self._roles)
+    def _launch(self, start: Start, line: str, told: OnDeath) -> _Actor:
+        log = None if self._logs is None else self._logs / f"{start.name}.log"
+        actor = _Actor(self._ray, start, log, allow_remote=self._allow_remote, told=told)
+        actor.begin(line, self._roles)
         return actor
-
-    def _told(self, process: Process, how: str) -> None:
-        with self._lock:
-            self._deaths.append((process, how))
-            watchers = list(self._watchers)
-        for on_death in watchers:
-            on_death(process, how)
 
 
 class _Actor:
@@ -212,7 +161,12 @@ class _Actor:
 
     @property
     def is_gone(self) -> bool:
+        """Whether it has ended, and its death was told."""
         return not self._thread.is_alive()
+
+    def is_of(self, process: Process) -> bool:
+        """Whether this is that process."""
+        return self.process == process
 
     def begin(self, line: str, roles: Mapping[str, str]) -> None:
         """Tell it what to be."""
@@ -328,11 +282,11 @@ class _Role:
         try:
             if log is not None:
                 print_to(Path(log))
-            order = _parse(line.encode())
+            order = parse_order(line.encode())
             spec = order["spec"]
             if allow_remote:
                 spec = {**spec, "host": self.where()["host"], "allow_remote": True}
-            run = _find(order["role"], roles)
+            run = find_role(order["role"], roles)
             run(spec, lambda address: self._tell({"address": address}), self._stop)
         except BaseException as error:  # the edge of a process: its driver shall know why
             traceback.print_exc()
