@@ -265,3 +265,25 @@ def test_weights_that_workers_hold_are_supplied_to_a_replacement() -> None:
     finally:
         client.close()
         cluster.close()
+
+
+def test_a_worker_that_dies_before_it_is_known_gives_its_batch_back() -> None:
+    """It was ready, and asked for a batch, before its driver had heard of it."""
+    lost: list[int] = []
+    engine = ThreadEngine()
+    with Cluster(make_spec(), engine=engine, settings=Settings(pulse_s=0)) as cluster:
+        coordinator = cluster.coordinator
+        coordinator._on_worker_lost = lost.append
+        leases = coordinator.leases = Leases(range(3))
+        client = cluster.connect()
+        answer = coordinator.crew.answer_lease(client.worker, None)
+        assert answer.kind == "lease"
+        process = Process("worker-0", "worker", 1 << 22, "nowhere")
+        coordinator._on_death(process, "was killed by signal 9")
+        coordinator.wait_whole(30)
+        coordinator.join(process, client.worker)
+        coordinator.wait_whole(30)
+        assert lost == [client.worker]
+        again = leases.next(77)
+        assert again is not None and again.batch == answer.meta["batch"]
+        client.close()

@@ -160,7 +160,8 @@ class Coordinator:
 
     def join(self, process: Process, worker: int) -> None:
         """A worker process takes part."""
-        self.crew.join(process, worker)
+        if not self.crew.join(process, worker):
+            self._on_death(process, "ended before it took part")
 
     def wait_whole(self, timeout_s: float) -> None:
         """Wait until no server lacks anything.

@@ -44,15 +44,18 @@ class Crew:
         self._check, self._count_workers = check, count_workers
         self._workers: dict[str, tuple[int, Process]] = {}
         self._retired: set[int] = set()
+        self._dead_early: set[str] = set()  # before they took part
 
     @property
     def retired(self) -> list[int]:
         """Workers that are not heard any more."""
         return sorted(self._retired)
 
-    def join(self, process: Process, worker: int) -> None:
-        """A worker process takes part."""
+    def join(self, process: Process, worker: int) -> bool:
+        """A worker process takes part; whether it is still alive. One that was ready, and given a
+        batch, may have died before it is known here."""
         with self._changed:
+            is_alive = process.name not in self._dead_early
             is_late = worker in self._retired
             self._workers[process.name] = (worker, process)
             if self.leases is not None:
@@ -60,13 +63,17 @@ class Crew:
         if is_late:  # all were stopped while it was starting
             self._workers.pop(process.name)
             self._engine.kill(process)
-            return
+            return True
         self._log.emit(events.WorkerStarted(worker=worker, pid=process.pid))
+        return is_alive
 
     def leave(self, process: Process) -> int | None:
         """A worker's process is gone: which worker it was; None if it is none any more."""
         with self._changed:
-            return self._workers.pop(process.name, (None, process))[0]
+            if process.name not in self._workers:
+                self._dead_early.add(process.name)
+                return None
+            return self._workers.pop(process.name)[0]
 
     def stay(self, process: Process, worker: int) -> None:
         """It is not settled yet what a lost worker did."""
