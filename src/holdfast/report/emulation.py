@@ -109,12 +109,9 @@ def _tail(found: Study) -> Text:
         else f"{found.noise:.5f} (standard deviation over {found.seeds} seeds)"
     )
     text = Text(f"\nAUC without failures {found.auc:.4f}; seed noise {noise}. ")
-    text.append(
-        "Losses are paired: against the run of the same seed without failures; ± is the standard "
-        "error of their mean."
-        if found.lines
-        else "Losses are against the run of the same seed without failures."
-    )
+    text.append("Losses are paired: against the run of the same seed without failures")
+    has_error = found.lines and found.seeds > 1
+    text.append("; ± is the standard error of their mean." if has_error else ".")
     if any(line.strategy == "full" for line in found.lines):
         text.append(
             " Full recovery ends with the bits of the run without failures; only its time is "
@@ -140,7 +137,7 @@ def _lines_table(found: Study) -> Table:
             "" if line.pls is None else f"{line.pls.mean:.3f}",
             "" if line.auc is None else f"{line.auc.mean:.4f}",
             "" if line.loss is None else f"{line.loss.mean:.5f}",
-            "" if line.loss is None else f"{line.loss.error:.5f}",
+            "" if line.loss is None or found.seeds == 1 else f"{line.loss.error:.5f}",
             style="dim" if line.has_benefit is False else None,
         )
     return table
@@ -283,6 +280,7 @@ def _draw_lines(figure: Any, found: Study) -> None:
         accuracy.axhspan(-found.noise, found.noise, alpha=0.15, label="seed noise (± std)")
         accuracy.legend(fontsize="small")
     accuracy.set_ylabel("AUC lost")
+    accuracy.set_xlim(-0.6, len(names) - 0.4)
     for axes in (time, accuracy):
         axes.set_xticks(places, names, rotation=30, ha="right", fontsize="small")
     time.set_title(found.title, loc="left", fontsize=10, weight="bold")
@@ -298,7 +296,8 @@ def _stack(axes: Any, places: np.ndarray, bars: Sequence[dict[str, float]]) -> N
         values = np.array([bar[part] for bar in bars])
         axes.bar(places, values, bottom=below, label=part)
         below += values
-    axes.legend(fontsize="small")
+    axes.margins(y=0.15)  # room for the legend
+    axes.legend(fontsize="small", ncols=len(_PARTS), loc="upper right")
 
 
 def _draw_failures(figure: Any, found: Study) -> None:

@@ -45,7 +45,7 @@ JOB = Job(steps=28, recipe=RECIPE)
 @pytest.fixture(autouse=True)
 def small_and_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A few held-out batches tell runs apart; one thread is fastest for a model this small."""
-    monkeypatch.setattr("holdfast.recsys.train._HELD_OUT_SAMPLES", 4096)
+    monkeypatch.setattr("holdfast.recsys.emulation._HELD_OUT_SAMPLES", 4096)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -281,6 +281,8 @@ def test_a_larger_target_saves_time() -> None:
     assert small.pls.mean < large.pls.mean
     assert study.noise is None
     assert_shown(study, "unknown with one seed")
+    assert "0.00000" not in shown(study)  # one seed has no error, which is not an error of zero
+    assert "standard error" not in shown(study)
 
 
 def test_where_no_benefit_is_expected_there_is_none() -> None:
@@ -387,11 +389,15 @@ def test_counters_that_name_the_rows_that_moved_catch_everything() -> None:
     assert updatesize.caught(changes, [0 * c for c in changes], r=0.5) == 1.0
 
 
-def assert_shown(found: Any, *expected: str) -> None:
+def shown(found: Any) -> str:
     console = Console(width=80, file=io.StringIO())
-    with console.capture() as shown:
+    with console.capture() as captured:
         console.print(report.render(found))
-    text = shown.get()
+    return captured.get()
+
+
+def assert_shown(found: Any, *expected: str) -> None:
+    text = shown(found)
     assert "…" not in text
     assert all(part in text for part in expected)
     json.dumps(report.to_dict(found), allow_nan=False)
