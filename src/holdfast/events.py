@@ -319,6 +319,115 @@ class ClusterProgress(Event):
     loss: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterStarted(Event):
+    """A training on a cluster begins: what is trained, where its rows lie, what survives a loss.
+
+    ``rows_of`` are each server's rows. ``row_bytes`` and ``parity_bytes`` are of all servers, with
+    optimizer state. ``second_layer`` names the strategy of checkpoints, ``every`` the batches
+    between two; None: there are none.
+    """
+
+    kind: ClassVar[str] = "cluster_started"
+    strategy: str
+    second_layer: str | None
+    every: int | None
+    engine: str
+    servers: int
+    workers: int
+    data: int
+    parity: int
+    code: str
+    two_phase: bool
+    rows: int
+    batches: int
+    batch_size: int
+    seed: int
+    rows_of: tuple[int, ...]
+    row_bytes: int
+    parity_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStruck(Event):
+    """A signal is sent to a server's process, to see what becomes of it; batches done so far."""
+
+    kind: ClassVar[str] = "server_struck"
+    server: int
+    pid: int
+    signal: str
+    batches: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTrained(Event):
+    """A worker trained a batch, ``at`` by its clock; what its process used, sent and lost so far.
+
+    ``bytes_sent`` counts ids and gradients; ``pushes_lost`` what a lost server had and nobody has.
+    """
+
+    kind: ClassVar[str] = "batch_trained"
+    worker: int
+    batch: int
+    loss: float
+    at: float
+    cpu_s: float
+    pushes_lost: int
+    bytes_sent: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerCounted(Event):
+    """What a server's process did so far; the last count of a process holds. None: not known.
+
+    ``rows_updated`` by workers' pushes, ``rows_folded`` parities updated by others' differences,
+    ``differences`` rows sent to others' parities. Bytes are of messages' arrays, by who sent them.
+    """
+
+    kind: ClassVar[str] = "server_counted"
+    server: int
+    address: str
+    rows_updated: int
+    rows_folded: int
+    differences: int
+    cpu_s: float
+    resident_bytes: int | None = None
+    queue_bytes: int | None = None
+    worker_bytes: int | None = None
+    server_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterAudited(Event):
+    """Every stripe was recomputed from its rows, and compared with the parities that are held."""
+
+    kind: ClassVar[str] = "cluster_audited"
+    stripes: int
+    parities: int
+    wrong: int
+    deviation_max: float = 0.0
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether every parity is what its rows say."""
+        return self.wrong == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterEnded(Event):
+    """A training on a cluster is over: all batches are done, or ``error`` says why not.
+
+    ``train_cpu_s`` is what all processes used between the first batch and the last, ``cpu_s`` what
+    they used in all.
+    """
+
+    kind: ClassVar[str] = "cluster_ended"
+    auc: float | None
+    train_cpu_s: float | None
+    cpu_s: float | None
+    error: str | None = None
+
+
 KINDS: dict[str, type[Event]] = {
     item.kind: item
     for item in list(globals().values())

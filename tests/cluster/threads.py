@@ -20,6 +20,8 @@ When = Literal["before", "after"]
 class ThreadEngine:
     """Runs servers in this process. ``crash`` is a SIGKILL: nothing is put in order."""
 
+    host = "127.0.0.1"
+
     def __init__(self) -> None:
         self.servers: dict[str, Server] = {}
         self._processes: dict[str, Process] = {}

@@ -12,6 +12,7 @@ from holdfast.errors import InvalidRequestError
 
 def test_every_kind_of_event_survives_its_json_line() -> None:
     samples = {"int": 3, "float": 0.5, "str": "why", "int | None": None, "float | None": 0.25,
+               "str | None": "so", "bool": True,
                "tuple[int, ...]": (1, 2)}  # fmt: skip
     for cls in events.KINDS.values():
         fields = {

@@ -30,6 +30,8 @@ SECTIONS = (
     "priority",
     "accuracy",
     "emulation",
+    "cluster",
+    "clusterrecovery",
 )
 
 

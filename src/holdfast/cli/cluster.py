@@ -1,25 +1,18 @@
 """``holdfast train --workers``: train on a cluster of processes, kill servers, tell what it cost.
 
-    options -> ClusterJob -> servers and workers -> kills when their share of batches is done
-    -> whole again -> audit, AUC -> the same without kills, to compare -> summary
+    options -> ClusterJob -> run_once (clusterrun.py) -> the same without kills -> summary
 
-Invariants:
-- No process outlives the command, however it ends.
-- The live view and the summary come from events, and from what workers said of their batches.
-- A server is hit by a signal to its process, as by an operator: nothing in it knows beforehand.
-
-Not here: the options (train.py), what is trained (recsys/clustertrain.py), what is told (report/).
+Not here: the options (clusteroptions.py), the run itself (clusterrun.py), several strategies one
+after the other (compare.py), what is told (report/).
 """
 
 from __future__ import annotations
 
-import os
 import signal
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,19 +24,16 @@ from holdfast.errors import InvalidRequestError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from holdfast import events
-    from holdfast.cluster.cluster import Cluster
-    from holdfast.cluster.leases import Leases
     from holdfast.recsys.clustertrain import Layout, Workload
     from holdfast.report.cluster import ClusterRun
 
 NONE, ECRM, ECREC = "none", "ecrm", "ecrec"
-STRATEGIES = (NONE, ECRM, ECREC)
-SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP}
-
-_TELL_S = 0.1
-_RATE_S = 0.5  # the live view's rate is over so long
-_WHOLE_S = 600.0
+FULL, CHECK_N_RUN, INCRCP, CPR = "full", "check-n-run", "incrcp", "cpr"
+CODED = (ECRM, ECREC)
+LAYERS = (FULL, CHECK_N_RUN, INCRCP, CPR)
+"""What saves checkpoints of a cluster: alone, or as the second layer of a coded one."""
+STRATEGIES = (NONE, *LAYERS, *CODED)
+LOCAL, RAY = "local", "ray"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +43,28 @@ class Strike:
     server: int
     fraction: float
     signal: str
+
+
+@dataclass(frozen=True, slots=True)
+class LayerChoice:
+    """Checkpoints of a cluster: how, how often, where to."""
+
+    strategy: str
+    every: int
+    url: str | None = None
+    """None: a temporary folder."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Further ones of ``ClusterCheckpointer``."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """Where processes run."""
+
+    name: str = LOCAL
+    address: str | None = None
+    """Of a Ray cluster; None: a Ray of our own."""
+    allow_remote: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +77,8 @@ class ClusterJob:
     workers: int
     batches: int
     strikes: tuple[Strike, ...] = ()
+    layer: LayerChoice | None = None
+    engine: EngineChoice = EngineChoice()
     is_audited: bool = False
     is_compared: bool = False
     is_patient: bool = False
@@ -114,6 +128,112 @@ def parse_strikes(given: Sequence[str], servers: int, by: str) -> tuple[Strike, 
     return tuple(found)
 
 
+def check_strategy(strategy: str) -> None:
+    """Refuse what is no strategy of a cluster.
+
+    Raises:
+        InvalidRequestError: lists those there are.
+    """
+    if strategy not in STRATEGIES:
+        raise InvalidRequestError(
+            "this strategy is not one of a cluster",
+            strategy=strategy,
+            todo=f"with --workers use {', '.join(STRATEGIES)}",
+        )
+
+
+def choose_layer(
+    strategy: str, second: str | None, *, every: int, url: str | None, **settings: Any
+) -> LayerChoice | None:
+    """The checkpoints that go with a strategy; None: there are none.
+
+    Raises:
+        InvalidRequestError: what was chosen does not go together, or was made by somebody else.
+    """
+    if strategy in LAYERS and second is not None:
+        raise InvalidRequestError(
+            "this strategy is a layer of checkpoints itself",
+            strategy=strategy,
+            second_layer=second,
+            todo=f"a second layer goes with {' or '.join(CODED)}",
+        )
+    if strategy == NONE and second is not None:
+        raise InvalidRequestError(
+            "checkpoints alone are a strategy", todo=f"use --strategy {second}"
+        )
+    if second is not None and second not in LAYERS:
+        raise InvalidRequestError("unknown second layer", second_layer=second, known=list(LAYERS))
+    chosen = strategy if strategy in LAYERS else second
+    given = {name: value for name, value in settings.items() if value is not None}
+    if chosen is None:
+        if url is not None or given:
+            raise InvalidRequestError(
+                "these options are of checkpoints, and nothing is saved",
+                options=[*(["url"] if url is not None else []), *given],
+                todo="give --second-layer, or a strategy that saves",
+            )
+        return None
+    if url is not None:
+        _check_new(url)
+    return LayerChoice(chosen, every, url, given)
+
+
+def _check_new(url: str) -> None:
+    from holdfast.checkpoint import run as runs
+    from holdfast.errors import NotFoundError
+
+    try:
+        steps = runs.open(url).steps
+    except NotFoundError:
+        return
+    if steps:
+        raise InvalidRequestError(
+            "there are checkpoints here already",
+            url=url,
+            last_step=steps[-1],
+            todo="give another --url: a cluster's training begins at its first batch",
+        )
+
+
+def choose_engine(name: str | None, address: str | None, *, allow_remote: bool) -> EngineChoice:
+    """Where processes run: an address is one of Ray.
+
+    >>> choose_engine(None, "auto", allow_remote=False)
+    EngineChoice(name='ray', address='auto', allow_remote=False)
+
+    Raises:
+        InvalidRequestError: an address, or other machines, for the local engine.
+    """
+    chosen = name or (LOCAL if address is None else RAY)
+    if chosen == LOCAL and (address is not None or allow_remote):
+        raise InvalidRequestError(
+            "the local engine runs on this machine alone",
+            address=address,
+            todo="use --engine ray",
+        )
+    return EngineChoice(chosen, address, allow_remote)
+
+
+def check_picture(path: Path | None) -> None:
+    """Refuse a picture that could not be drawn, before hours of training.
+
+    Raises:
+        InvalidRequestError: matplotlib is missing, or the file's kind is unknown.
+    """
+    import importlib.util
+
+    if path is None:
+        return
+    if path.suffix not in (".png", ".svg"):
+        raise InvalidRequestError(
+            "a picture is a .png or a .svg file", picture=str(path), todo="name it like that"
+        )
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InvalidRequestError(
+            "a picture needs matplotlib", todo="pip install 'holdfast[plots]'"
+        )
+
+
 def choose_layout(
     strategy: str,
     *,
@@ -130,19 +250,25 @@ def choose_layout(
     """
     from holdfast.recsys.clustertrain import Layout
 
-    if strategy not in STRATEGIES:
-        raise InvalidRequestError(
-            "this strategy is not one of a cluster",
-            strategy=strategy,
-            todo=f"with --workers use {', '.join(STRATEGIES)}",
-        )
+    check_strategy(strategy)
     optimizer = "adam" if optimizer == "sparse-adam" else optimizer
-    if strategy == NONE:
+    if strategy not in CODED:
         if parity or code:
             raise InvalidRequestError(
-                "nothing is coded by strategy 'none'", parity=parity, code=code
+                "nothing is coded by this strategy",
+                strategy=strategy,
+                parity=parity,
+                code=code,
+                todo=f"leave --parity and --code out, or use {' or '.join(CODED)}",
             )
-        return Layout(servers=servers, data=data or servers, parity=0, optimizer=optimizer)
+        return Layout(
+            servers=servers,
+            data=data or servers,
+            parity=0,
+            optimizer=optimizer,
+            # partial recovery is of rows; fully, networks go back with them
+            hold_networks=strategy == CPR,
+        )
     if servers < 2:
         raise InvalidRequestError(
             "one server has no other that could hold its parities",
@@ -190,8 +316,7 @@ class ClusterStory:
     @property
     def is_sound(self) -> bool:
         """Whether no audit found anything wrong."""
-        audits = [run.audit for run in (self.run, self.calm) if run is not None]
-        return all(audit is None or audit.is_sound for audit in audits)
+        return self.run.is_sound and (self.calm is None or self.calm.is_sound)
 
     def to_dict(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -220,217 +345,28 @@ class ClusterStory:
 def train_on_cluster(job: ClusterJob, console: Console) -> ClusterStory:
     """The whole job: with its kills, and without them if that is asked for."""
     from holdfast import events
+    from holdfast.cli.clusterrun import run_once
     from holdfast.recsys.clustertrain import best_auc
     from holdfast.report.clusterpicture import draw_cluster
 
     began = time.perf_counter()
     sinks = [] if job.events_file is None else [events.json_lines(job.events_file)]
-    run, happened = _run_once(job, console, sinks)
+    ran = run_once(job, console, sinks)
+    if ran.error is not None:
+        raise ran.error
     calm = None
     if job.is_compared:
         console.print("for comparison: the same training, nothing killed ...", soft_wrap=True)
-        calm, _ = _run_once(replace(job, strikes=()), console, [])
+        layer = None if job.layer is None else replace(job.layer, url=None)
+        again = run_once(replace(job, strikes=(), layer=layer), console, [])
+        if again.error is not None:
+            raise again.error
+        calm = again.run
     picture = job.picture
-    if picture is not None and not draw_cluster(run, happened, picture):
+    if picture is not None and not draw_cluster(ran.run, ran.happened, picture):
         console.print("no picture: matplotlib is missing (pip install 'holdfast[plots]')")
         picture = None
-    return ClusterStory(run, calm, best_auc(job.workload), picture, time.perf_counter() - began)
-
-
-def _run_once(
-    job: ClusterJob, console: Console, sinks: Sequence[events.Sink]
-) -> tuple[ClusterRun, list[events.Event]]:
-    from holdfast import events
-    from holdfast.cluster.cluster import Cluster
-    from holdfast.cluster.coordinator import Settings
-    from holdfast.cluster.engine import LocalEngine
-    from holdfast.cluster.worker import Session
-    from holdfast.recsys import clustertrain
-    from holdfast.report import cluster as report
-
-    spec = clustertrain.make_cluster_spec(job.workload, job.layout)
-    rows_of = {
-        server: sum(len(table.placement.rows_of(server, table.rows)) for table in spec.tables)
-        for server in range(spec.servers)
-    }
-    happened: list[events.Event] = []
-    cpu_before = clustertrain.cpu_seconds()
-    with (
-        tempfile.TemporaryDirectory(prefix="holdfast-") as folder,
-        _watching(console, job, rows_of) as watch,
-    ):
-        cluster = Cluster(
-            spec,
-            engine=LocalEngine(logs=Path(folder) / "logs"),
-            settings=Settings(
-                spares=job.spares if job.layout.parity else 0,
-                two_phase=job.two_phase,
-                pulse_s=job.silence_s,
-            ),
-            log=events.EventLog([happened.append, *sinks, watch]),
-        )
-        with cluster:
-            driver = Session(cluster.connect())
-            clustertrain.start_networks(job.workload, driver)
-            running = _Running(job, cluster, Path(folder))
-            cluster.train(
-                clustertrain.ENTRY,
-                {"workload": job.workload.to_args(), "told": folder},
-                batches=range(job.batches),
-                workers=job.workers,
-                on_tick=running.tick,
-            )
-            running.finish()
-            cluster.wait_whole(_WHOLE_S)
-            audit = cluster.audit() if job.is_audited else None
-            auc = clustertrain.evaluate_cluster(job.workload, driver)
-            server_cpu_s = sum(float(each["cpu_s"]) for each in cluster.stats())
-            driver.close()
-    layout, workload = job.layout, job.workload
-    setup = report.Setup(
-        strategy=job.strategy,
-        servers=layout.servers,
-        workers=job.workers,
-        data=layout.data,
-        parity=layout.parity,
-        code=layout.code_for(layout.parity),
-        two_phase=job.two_phase,
-        rows=workload.rows,
-        batches=job.batches,
-        batch_size=workload.batch_size,
-    )
-    run = report.summarize(
-        setup,
-        happened,
-        kills=running.kills,
-        told=running.told,
-        rows_of=rows_of,
-        auc=auc,
-        audit=None if audit is None else report.Checked(
-            audit.stripes, audit.parities, audit.wrong, audit.deviation_max
-        ),
-        server_cpu_s=server_cpu_s,
-        cpu_s=clustertrain.cpu_seconds() - cpu_before,
-    )  # fmt: skip
-    return run, happened
-
-
-class _Running:
-    """What the driver does while workers train: tells how far they are, and kills servers."""
-
-    def __init__(self, job: ClusterJob, cluster: Cluster, folder: Path) -> None:
-        from holdfast.recsys.clustertrain import Told
-        from holdfast.report.cluster import Kill
-        from holdfast.report.cluster import Told as BatchTold
-
-        self._job, self._cluster = job, cluster
-        self._strikes = sorted(job.strikes, key=lambda strike: strike.fraction)
-        self._reader = Told(folder)
-        self._points: list[tuple[float, int]] = []
-        self._started = self._told_at = 0.0
-        self._loss: float | None = None
-        self.kills: list[Kill] = []
-        self.told: list[BatchTold] = []
-
-    def tick(self, leases: Leases) -> None:
-        """Look at how far training is; called many times a second."""
-        while self._is_due(leases.finished):
-            self._strike(self._strikes.pop(0), leases.finished)
-        now = time.monotonic()
-        if now - self._told_at >= _TELL_S:
-            self._tell(now, leases.finished)
-
-    def _is_due(self, batches: int) -> bool:
-        if not self._strikes or batches < self._strikes[0].fraction * self._job.batches:
-            return False
-        return not self._job.is_patient or self._is_whole(len(self.kills))
-
-    def _is_whole(self, kills: int) -> bool:
-        """Whether all kills so far were noticed, and the cluster lacks nothing any more."""
-        view = self._cluster.coordinator.view
-        return view.epoch > kills and not view.lacking
-
-    def finish(self) -> None:
-        """All batches are done."""
-        self._tell(time.monotonic(), self._job.batches)
-        if self._strikes and not self._job.is_patient:  # ended between two looks
-            raise InvalidRequestError(
-                "training was over before a server could be killed",
-                batches=self._job.batches,
-                todo="train more batches: --steps",
-            )
-
-    def _strike(self, strike: Strike, batches: int) -> None:
-        from holdfast.report.cluster import Kill
-
-        pid = self._cluster.coordinator.process(strike.server).pid
-        self.kills.append(Kill(strike.server, strike.signal, time.time(), batches))
-        try:
-            os.kill(pid, SIGNALS[strike.signal])
-        except ProcessLookupError:
-            raise InvalidRequestError(
-                "the server to be killed is being replaced already",
-                server=strike.server,
-                todo="leave more batches between two kills of one server",
-            ) from None
-
-    def _tell(self, now: float, batches: int) -> None:
-        from holdfast import events
-        from holdfast.report.cluster import Told as BatchTold
-
-        for each in self._reader.read():
-            self.told.append(
-                BatchTold(each.worker, each.time, each.loss, each.cpu_s, each.pushes_lost)
-            )
-        self._started = self._started or now
-        self._told_at = now
-        self._points = [p for p in self._points if now - p[0] <= _RATE_S] + [(now, batches)]
-        (since, before), size = self._points[0], self._job.workload.batch_size
-        recent = [each.loss for each in self.told[-10:]]
-        self._cluster.log.emit(
-            events.ClusterProgress(
-                batches=batches,
-                batches_total=self._job.batches,
-                samples=batches * size,
-                seconds=now - self._started,
-                samples_per_s=(batches - before) * size / (now - since) if now > since else 0.0,
-                loss=sum(recent) / len(recent) if recent else None,
-            )
-        )
-
-
-@contextmanager
-def _watching(
-    console: Console, job: ClusterJob, rows_of: dict[int, int]
-) -> Iterator[Callable[[events.Event], None]]:
-    """A sink that shows a cluster while the block runs: live on a terminal, else in lines."""
-    from rich.live import Live as LiveDisplay
-    from rich.text import Text
-
-    from holdfast.report import clusterlive
-
-    def say(event: events.Event) -> None:
-        text = clusterlive.line(event)
-        if text is not None:
-            console.print(Text(text, style="dim"), soft_wrap=True)
-
-    console.print(
-        f"starting {job.layout.servers} servers and {job.workers} workers ({job.strategy}) ...",
-        soft_wrap=True,
-    )
-    if not console.is_terminal:
-        yield say
-        return
-    live = clusterlive.Live(batches=job.batches, rows_of=rows_of)
-
-    def watch(event: events.Event) -> None:
-        live(event)
-        say(event)
-
-    with LiveDisplay(
-        console=console, get_renderable=live.render, refresh_per_second=8, transient=True
-    ):
-        yield watch
+    return ClusterStory(ran.run, calm, best_auc(job.workload), picture, time.perf_counter() - began)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ import typer
 
 from holdfast.cli.bench import bench
 from holdfast.cli.calibrate import calibrate
+from holdfast.cli.compare import compare
 from holdfast.cli.demo import demo
 from holdfast.cli.diff import diff
 from holdfast.cli.emulate import emulate
@@ -38,7 +39,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, train, inspect, diff, verify, restore, plan, emulate, calibrate, bench):
+for command in (
+    demo, train, compare, inspect, diff, verify, restore, plan, emulate, calibrate, bench
+):  # fmt: skip
     app.command()(command)
 
 

@@ -8,12 +8,13 @@ Invariant: an option that would be passed over is refused.
 from __future__ import annotations
 
 import dataclasses
-from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from holdfast.cli import options
+from holdfast.cli.options import BasePolicy, Model, Optimizer, StrategyName
+from holdfast.cli.options import Preset as Preset
 from holdfast.cli.output import Json
 
 if TYPE_CHECKING:
@@ -21,215 +22,121 @@ if TYPE_CHECKING:
     from holdfast.recsys.clustertrain import Workload
 
 
-class Model(StrEnum):
-    """The models there are."""
-
-    DLRM = "dlrm"
-    DEEPFM = "deepfm"
-    PNN = "pnn"
-
-
-class Preset(StrEnum):
-    """The sizes there are."""
-
-    TINY = "tiny"
-    SMALL = "small"
-    KAGGLE = "kaggle"
-    TERABYTE = "terabyte"
-
-
-class Optimizer(StrEnum):
-    """The tables' optimizers there are."""
-
-    SGD = "sgd"
-    MOMENTUM = "momentum"
-    ADAGRAD = "adagrad"
-    ROWWISE_ADAGRAD = "rowwise-adagrad"
-    SPARSE_ADAM = "sparse-adam"
-    ADAM = "adam"
-
-
-class StrategyName(StrEnum):
-    """The strategies there are."""
-
-    CHECK_N_RUN = "check-n-run"
-    FULL = "full"
-    INCRCP = "incrcp"
-    CPR = "cpr"
-    CPR_MFU = "cpr-mfu"
-    CPR_SSU = "cpr-ssu"
-    CPR_SCAR = "cpr-scar"
-    NONE = "none"
-    ECRM = "ecrm"
-    ECREC = "ecrec"
-
-
-class BasePolicy(StrEnum):
-    """The base policies there are."""
-
-    INTERMITTENT = "intermittent"
-    ONE_SHOT = "one-shot"
-    CONSECUTIVE = "consecutive"
-    FULL = "full"
-    RECOVERY_TIME = "recovery-time"
-
-
-class Code(StrEnum):
-    """The codes there are."""
-
-    XOR = "xor"
-    RS = "rs"
-    SUM = "sum"
-
-
-_MODEL, _SAVES, _DATA, _OTHER = "Model", "Checkpoints", "Data", "Other"
-_CLUSTER = "Cluster (with --workers)"
-
 # what means something only on one machine, and only on a cluster
-_LOCAL_OPTIONS = (
-    "url", "base_policy", "codec", "state_codec", "extract", "expected_restores", "keep", "lose",
-    "prefetch", "threads",
-)  # fmt: skip
+_LOCAL_OPTIONS = ("base_policy", "extract", "lose", "prefetch", "threads")
 _CLUSTER_OPTIONS = (
-    "data_rows", "parity", "code", "kill", "stop", "spares", "silence", "is_audited",
-    "is_compared", "picture",
+    "data_rows", "parity", "code", "kill", "stop", "spares", "silence", "second_layer", "engine",
+    "address", "allow_remote", "is_audited", "is_compared", "picture",
 )  # fmt: skip
-
-
-def _option(help_: str, panel: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help_, rich_help_panel=panel, **more)
 
 
 def train(
     context: typer.Context,
-    url: Annotated[str, _option("Where checkpoints go: a folder or URL.", _SAVES)] = "runs/train",
-    model: Annotated[Model, _option("Kind of model.", _MODEL)] = Model.DLRM,
-    preset: Annotated[Preset, _option("Size of its networks.", _MODEL)] = Preset.SMALL,
-    rows: Annotated[int, _option("Rows of all tables together.", _MODEL, min=1)] = 500_000,
+    url: Annotated[
+        str | None,
+        options.option(
+            "Where checkpoints go: a folder or URL. Default: runs/train; on a cluster a temporary "
+            "folder.",
+            options.SAVES,
+        ),
+    ] = None,
+    model: options.ModelOption = Model.DLRM,
+    preset: options.PresetOption = Preset.SMALL,
+    rows: options.Rows = 500_000,
     optimizer: Annotated[
         Optimizer,
-        _option("Of the tables; momentum, rowwise-adagrad and adam on a cluster only.", _MODEL),
+        options.option(
+            "Of the tables; momentum, rowwise-adagrad and adam on a cluster only.", options.MODEL
+        ),
     ] = Optimizer.ADAGRAD,
-    steps: Annotated[int, _option("Steps in all, resumed ones included.", _OTHER, min=1)] = 1000,
-    batch_size: Annotated[int, _option("Samples a step.", _DATA, min=1)] = 1024,
+    steps: options.Steps = 1000,
+    batch_size: options.BatchSize = 1024,
     strategy: Annotated[
         StrategyName | None,
-        _option(
-            "What survives failures. Default: check-n-run; with --workers ecrec (or ecrm, none).",
-            _SAVES,
+        options.option(
+            "What survives failures. Default: check-n-run; with --workers ecrec.",
+            options.SAVES,
         ),
     ] = None,
     base_policy: Annotated[
-        BasePolicy | None, _option("When to take a base, if not as the strategy says.", _SAVES)
+        BasePolicy | None,
+        options.option("When to take a base, if not as the strategy says.", options.SAVES),
     ] = None,
-    codec: Annotated[
-        str | None, _option("How weights are stored: fp32, asym8, adaptive4, ...", _SAVES)
-    ] = None,
-    state_codec: Annotated[
-        str | None, _option("How row state is stored: fp32, log8, ...", _SAVES)
-    ] = None,
+    codec: options.CodecName = None,
+    state_codec: options.StateCodecName = None,
     extract: Annotated[
         float | None,
-        _option(
+        options.option(
             "Share of dead rows that a grid's chunks may keep (R), 0 to 1. Default: chosen by "
             "itself.",
-            _SAVES,
+            options.SAVES,
             metavar="R",
         ),
     ] = None,
     expected_restores: Annotated[
-        float, _option("The fewer, the fewer bits are stored.", _SAVES, min=0)
-    ] = 20,
-    every: Annotated[int, _option("Steps between checkpoints.", _SAVES, min=1)] = 100,
-    keep: Annotated[int | None, _option("Keep only the last so many.", _SAVES, min=1)] = None,
+        float | None,
+        options.option("The fewer, the fewer bits are stored. Default: 20.", options.SAVES, min=0),
+    ] = None,
+    every: options.Every = 100,
+    keep: Annotated[
+        int | None, options.option("Keep only the last so many.", options.SAVES, min=1)
+    ] = None,
     servers: Annotated[
         int | None,
-        _option(
+        options.option(
             "Divide the rows among so many servers, recovered apart; with --workers: processes.",
-            _SAVES,
+            options.SAVES,
             min=1,
         ),
     ] = None,
     workers: Annotated[
         int | None,
-        _option("Train on a cluster, by so many worker processes.", _CLUSTER, min=1),
+        options.option("Train on a cluster, by so many worker processes.", options.CLUSTER, min=1),
     ] = None,
-    data_rows: Annotated[
-        int | None, _option("Rows of a stripe (k). Default: up to 4.", _CLUSTER, min=1)
-    ] = None,
-    parity: Annotated[
-        int | None, _option("Parity rows of a stripe (r). Default: 1.", _CLUSTER, min=0)
-    ] = None,
-    code: Annotated[
-        Code | None, _option("Of stripes. Default: xor for one parity row, else rs.", _CLUSTER)
-    ] = None,
-    kill: Annotated[
-        list[str] | None,
-        _option(
-            "SIGKILL a server when that share of the batches is done (repeatable).",
-            _CLUSTER,
-            metavar="SERVER@SHARE",
-        ),
-    ] = None,
-    stop: Annotated[
-        list[str] | None,
-        _option("The same with SIGSTOP: it hangs.", _CLUSTER, metavar="SERVER@SHARE"),
-    ] = None,
-    spares: Annotated[
-        int, _option("Servers that wait to take a lost one's place.", _CLUSTER, min=0)
-    ] = 1,
-    silence: Annotated[
-        float,
-        _option(
-            "Seconds after which a silent server is taken for dead; 0: never.",
-            _CLUSTER,
-            min=0,
-        ),
-    ] = 1.0,
-    is_audited: Annotated[
-        bool, _option("Recompute every stripe after the run.", _CLUSTER, "--audit")
-    ] = False,
+    data_rows: options.DataRows = None,
+    parity: options.Parity = None,
+    code: options.CodeName = None,
+    kill: options.Kill = None,
+    stop: options.Stop = None,
+    spares: options.Spares = 1,
+    silence: options.Silence = 1.0,
+    second_layer: options.SecondLayerOption = None,
+    engine: options.EngineOption = None,
+    address: options.Address = None,
+    allow_remote: options.AllowRemote = False,
+    is_audited: options.Audited = False,
     is_compared: Annotated[
-        bool, _option("Train again without the kills, and compare.", _CLUSTER, "--compare")
+        bool,
+        options.option("Train again without the kills, and compare.", options.CLUSTER, "--compare"),
     ] = False,
-    picture: Annotated[
-        Path | None, _option("Draw throughput over time here.", _CLUSTER, "--png", "--svg")
-    ] = None,
+    picture: options.Picture = None,
     lose: Annotated[
         list[str] | None,
-        _option(
+        options.option(
             "Let a server lose its rows after a step and recover them (repeatable).",
-            _SAVES,
+            options.SAVES,
             metavar="SERVER@STEP",
         ),
     ] = None,
     data: Annotated[
         list[str] | None,
-        _option(
+        options.option(
             "clicks (synthetic, the default), criteo:PATH or parquet:PATH (a file or a folder; "
             "repeatable).",
-            _DATA,
+            options.DATA,
             metavar="KIND[:PATH]",
         ),
     ] = None,
-    touched: Annotated[
-        float | None,
-        _option(
-            "Share of the rows an interval touches (synthetic clicks). Default: 0.26, as in "
-            "production, where the interval is long enough.",
-            _DATA,
-        ),
-    ] = None,
-    seed: Annotated[int, _option("Of the model and the synthetic clicks.", _OTHER, min=0)] = 0,
+    touched: options.Touched = None,
+    seed: options.Seed = 0,
     prefetch: Annotated[
-        int, _option("Processes that prefetch synthetic clicks.", _DATA, min=0)
+        int, options.option("Processes that prefetch synthetic clicks.", options.DATA, min=0)
     ] = 0,
     threads: Annotated[
-        int | None, _option("Torch's threads. Default: 1 for small models.", _OTHER, min=1)
+        int | None,
+        options.option("Torch's threads. Default: 1 for small models.", options.OTHER, min=1),
     ] = None,
-    events_file: Annotated[
-        Path | None, _option("Append what happens here, as JSON lines.", _OTHER, "--events")
-    ] = None,
+    events_file: options.EventsFile = None,
     as_json: Json = False,
 ) -> None:
     """Train a click model with checkpoints. The same command again resumes.
@@ -242,10 +149,10 @@ def train(
     check_options(context, is_cluster=workers is not None)
     kind, files = parse_data(data or ["clicks"])
     if workers is not None:
-        from holdfast.cli.cluster import ClusterJob, choose_layout, parse_strikes, run_cluster_job
+        from holdfast.cli import cluster
 
         chosen = (strategy or StrategyName.ECREC).value
-        layout = choose_layout(
+        layout = cluster.choose_layout(
             chosen,
             servers=5 if servers is None else servers,
             data=data_rows,
@@ -253,27 +160,40 @@ def train(
             code=None if code is None else code.value,
             optimizer=optimizer.value,
         )
-        strikes = parse_strikes(kill or [], layout.servers, "SIGKILL")
-        strikes += parse_strikes(stop or [], layout.servers, "SIGSTOP")
-        workload = make_workload(
-            model.value, preset.value, rows, batch_size, seed, kind=kind, touched=touched,
-            interval=every,
-        )  # fmt: skip
-        cluster_job = ClusterJob(
+        strikes = cluster.parse_strikes(kill or [], layout.servers, "SIGKILL")
+        strikes += cluster.parse_strikes(stop or [], layout.servers, "SIGSTOP")
+        cluster.check_picture(picture)
+        cluster_job = cluster.ClusterJob(
             strategy=chosen,
-            workload=workload,
+            workload=make_workload(
+                model.value, preset.value, rows, batch_size, seed, kind=kind, touched=touched,
+                interval=every,
+            ),
             layout=layout,
             workers=workers,
             batches=steps,
             strikes=strikes,
+            layer=cluster.choose_layer(
+                chosen,
+                None if second_layer is None else second_layer.value,
+                every=every,
+                url=url,
+                codec=codec,
+                state_codec=state_codec,
+                keep=keep,
+                expected_restores=expected_restores,
+            ),
+            engine=cluster.choose_engine(
+                None if engine is None else engine.value, address, allow_remote=allow_remote
+            ),
             is_audited=is_audited,
             is_compared=is_compared,
             spares=spares,
             silence_s=silence,
             events_file=events_file,
             picture=picture,
-        )
-        run_cluster_job(cluster_job, is_json=as_json)
+        )  # fmt: skip
+        cluster.run_cluster_job(cluster_job, is_json=as_json)
         return
     recipe = Recipe(
         model=cast(Any, model.value),
@@ -289,7 +209,7 @@ def train(
         "every": every,
         "codec": codec,
         "state_codec": state_codec,
-        "expected_restores": expected_restores,
+        "expected_restores": 20 if expected_restores is None else expected_restores,
         "keep": keep,
         "strategy": choose_strategy(
             (strategy or StrategyName.CHECK_N_RUN).value, base_policy, extract
@@ -300,7 +220,9 @@ def train(
     losses = parse_losses(lose or [], servers)
     if threads is None and preset in (Preset.TINY, Preset.SMALL):
         threads = 1  # layers this small lose more to handing work around than they gain
-    job = Job(url, recipe, files, steps, settings, prefetch, threads, events_file, losses)
+    job = Job(
+        url or "runs/train", recipe, files, steps, settings, prefetch, threads, events_file, losses
+    )
     exit_code = run_job(job, is_json=as_json)
     if exit_code:
         raise typer.Exit(exit_code)

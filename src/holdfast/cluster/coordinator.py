@@ -32,6 +32,7 @@ from holdfast.cluster.engine import Engine, Process
 from holdfast.cluster.fallback import Fallback, Restore, SecondLayer
 from holdfast.cluster.flush import Report, choose_settlement, remember
 from holdfast.cluster.leases import Leases
+from holdfast.cluster.machines import LOOPBACK
 from holdfast.cluster.members import GoneError, Members
 from holdfast.cluster.members import Settings as Settings
 from holdfast.cluster.message import Message
@@ -72,7 +73,9 @@ class Coordinator:
         self._changed = threading.Condition()
         self._deaths = 0  # heard of and not yet acted on
         self._is_closing = False
-        self._listener = Listener(self._handle, token=token)
+        self._listener = Listener(
+            self._handle, token=token, host=engine.host, allow_remote=engine.host not in LOOPBACK
+        )
         self._servers = Members(
             engine,
             spec,

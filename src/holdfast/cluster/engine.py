@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from holdfast.cluster.logs import read_tail
+from holdfast.cluster.machines import LOOPBACK
 from holdfast.cluster.message import ERROR, Message, as_error
 from holdfast.cluster.roster import Roster
 from holdfast.errors import HoldfastError, UnavailableError
@@ -61,6 +62,9 @@ OnDeath = Callable[[Process, str], None]
 class Engine(Protocol):
     """A place that runs the processes of a cluster."""
 
+    host: str
+    """Where processes here listen, and their driver too."""
+
     def start(self, role: str, name: str, spec: Mapping[str, Any]) -> Process:
         """Start a process; returns when it has said where it listens."""
 
@@ -79,6 +83,8 @@ class Engine(Protocol):
 
 class LocalEngine:
     """Runs processes on this machine, as children of this one."""
+
+    host = LOOPBACK[0]
 
     def __init__(
         self,

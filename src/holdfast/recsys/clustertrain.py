@@ -105,7 +105,10 @@ class Layout:
     optimizer: str = "adagrad"
     lr: float | None = None
     replicate_networks: bool = True
-    """Otherwise workers give a replacement the networks as they last saw them (ECRM)."""
+    """Otherwise they are there once."""
+    hold_networks: bool | None = None
+    """Whether workers give a replacement the networks as they last saw them, where these are there
+    once. None: where rows are coded (ECRM)."""
     locks: int = 10
 
     def code_for(self, parity: int) -> str:
@@ -148,6 +151,7 @@ def make_cluster_spec(workload: Workload, layout: Layout) -> ClusterSpec:
         for number, (name, rows, width) in enumerate(name_tables(workload))
     ]
     copies = layout.parity if layout.replicate_networks else 0
+    is_held = layout.parity > 0 if layout.hold_networks is None else layout.hold_networks
     networks = TableSpec(
         DENSE,
         Dense(_make_networks(workload)).rows,
@@ -156,7 +160,7 @@ def make_cluster_spec(workload: Workload, layout: Layout) -> ClusterSpec:
         # one data row a stripe: either code is a copy, and a float sum would drift from it
         "none" if copies == 0 else "xor" if copies == 1 else "rs",
         Optimizer("adam", lr=_DENSE_RATE, eps=1e-8),
-        is_held=copies == 0 and layout.parity > 0,
+        is_held=copies == 0 and is_held,
     )
     return ClusterSpec((*tables, networks), locks=layout.locks)
 
@@ -244,6 +248,7 @@ def _telling(folder: str | None, session: Session) -> Iterator[Callable[[int, fl
                 "loss": loss,
                 "cpu_s": time.process_time(),
                 "pushes_lost": session.client.pushes_lost,
+                "bytes_sent": session.client.bytes_sent,
             }
             file.write(json.dumps(line).encode() + b"\n")
 
@@ -262,6 +267,8 @@ class BatchTold:
     """Of the worker's process, so far."""
     pushes_lost: int
     """Without two-phase commit, so far: pushes that a lost server had and nobody has any more."""
+    bytes_sent: int = 0
+    """Ids and gradients, so far."""
 
 
 class Told:

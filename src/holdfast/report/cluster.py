@@ -1,22 +1,20 @@
 """What a training on a cluster came to: its throughput, its failures, what they cost.
 
-    events, kills, what workers said -> ClusterRun -> JSON or a panel
+    events -> ClusterRun -> JSON or a panel
 
 Invariants:
-- Times and batches are the events' own; a rate is batches between two moments, nothing smoothed.
-- A failure lasts from the kill (or, unasked, from when it was seen) until the replacement has its
-  rows and its parities.
+- A run follows from its events alone: whoever has the file can tell of it what the command told.
 - What is not known is None, never a guess.
 
-Not here: the view while it runs (clusterlive.py), the picture (clusterpicture.py).
+Not here: losses one by one (clusterfailures.py), checkpoints (clusterlayer.py), servers' load
+(clusterload.py), the view while it runs (clusterlive.py), the picture (clusterpicture.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,93 +24,23 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast import events
+from holdfast.errors import InvalidRequestError
 from holdfast.report import words
+from holdfast.report.clusterfailures import Failure, Progress, find_failures
+from holdfast.report.clusterlayer import Layer, find_layer, layer_lines
+from holdfast.report.clusterload import Load, balance_text, find_load
 from holdfast.report.layout import add_numbers, make_table
 
 _HOW_WIDTH = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
-    """A signal that was sent to a server, and when."""
-
-    server: int
-    signal: str
-    time: float
-    batches: int
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """A batch that a worker trained, as it said itself."""
-
-    worker: int
-    time: float
-    loss: float
-    cpu_s: float
-    pushes_lost: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """What an audit found."""
-
-    stripes: int
-    parities: int
-    wrong: int
-    deviation_max: float = 0.0
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether every parity is what its rows say."""
-        return self.wrong == 0
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What was run."""
-
-    strategy: str
-    servers: int
-    workers: int
-    data: int
-    parity: int
-    code: str
-    two_phase: bool
-    rows: int
-    batches: int
-    batch_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A server that was lost, and how the cluster came over it. Seconds count from the kill."""
-
-    server: int
-    how: str
-    time: float
-    seen_s: float
-    replaced_s: float | None
-    rows_s: float | None
-    whole_s: float | None
-    steps_s: float | None
-    """Until every worker had finished a step that it had not finished before."""
-    rows: int
-    """Rows that the server held."""
-    rows_swept: int
-    """Of them, recovered range by range; the others were asked for before their turn."""
-    before: float | None
-    during: float | None
-    after: float | None
-    """Samples a second."""
-
-
-@dataclass(frozen=True, slots=True)
 class ClusterRun:
     """A training on a cluster."""
 
-    setup: Setup
+    setup: events.ClusterStarted
     seconds: float
+    """From the first batch to the last."""
     samples: int
     loss: float | None
     auc: float | None
@@ -120,186 +48,81 @@ class ClusterRun:
     workers_lost: int
     pushes_lost: int | None
     """Of a server that was lost, at most so many; None with two-phase commit, which loses none."""
-    audit: Checked | None
-    server_cpu_s: float | None
+    layer: Layer | None
+    load: Load | None
+    audit: events.ClusterAudited | None
     worker_cpu_s: float | None
+    train_cpu_s: float | None
+    """All processes, from the first batch to the last."""
     cpu_s: float | None
     """All processes, the driver's and their starts included."""
+    error: str | None
+    """Why not all batches were trained."""
 
     @property
     def samples_per_s(self) -> float | None:
         """Throughput over the whole run."""
         return self.samples / self.seconds if self.seconds else None
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether no audit found anything wrong."""
+        return self.audit is None or self.audit.is_sound
+
     def to_dict(self) -> dict[str, Any]:
         """For ``--json``."""
         return {**dataclasses.asdict(self), "samples_per_s": self.samples_per_s}
 
 
-class Progress:
-    """How many batches were done at any moment, from the progress that was told."""
-
-    def __init__(self, happened: Sequence[events.Event]) -> None:
-        told = [e for e in happened if isinstance(e, events.ClusterProgress)]
-        self._points = [(e.time, e.samples) for e in told]
-
-    def samples_at(self, moment: float) -> float:
-        """Samples trained until then, between two reports in proportion."""
-        points = self._points
-        if not points or moment <= points[0][0]:
-            return float(points[0][1]) if points else 0.0
-        for (start, before), (end, after) in pairwise(points):
-            if moment <= end:
-                share = (moment - start) / (end - start) if end > start else 1.0
-                return before + share * (after - before)
-        return float(points[-1][1])
-
-    def rate(self, start: float | None, end: float | None) -> float | None:
-        """Samples a second between two moments; None if there is no such span."""
-        if not self._points or start is None or end is None:
-            return None
-        start, end = max(start, self._points[0][0]), min(end, self._points[-1][0])
-        if end - start < 1e-6:
-            return None
-        return (self.samples_at(end) - self.samples_at(start)) / (end - start)
-
-    @property
-    def first_step(self) -> float | None:
-        """When the first batch was done: what came before is the start of processes."""
-        return next((time for time, samples in self._points if samples > 0), None)
-
-    @property
-    def end(self) -> float | None:
-        """The last report."""
-        return self._points[-1][0] if self._points else None
-
-
-def find_failures(
-    happened: Sequence[events.Event],
-    kills: Sequence[Kill] = (),
-    told: Sequence[Told] = (),
-    *,
-    rows_of: Mapping[int, int],
-) -> tuple[Failure, ...]:
-    """Every loss of a server, in the order of time."""
-    progress = Progress(happened)
-    lost = [e for e in happened if isinstance(e, events.ServerLost) and e.server >= 0]
-    causes = [_cause(event, lost, kills) for event in lost]
-    starts = [e.time if kill is None else kill.time for e, kill in zip(lost, causes, strict=True)]
-    found: list[Failure] = []
-    for at, (event, cause, start) in enumerate(zip(lost, causes, starts, strict=True)):
-        end = next((s for e, s in zip(lost, starts, strict=True)
-                    if e.server == event.server and s > start), float("inf"))  # fmt: skip
-        mine = [e for e in happened if event.time <= e.time < end]
-        replaced = _time_of(mine, events.ServerReplaced, event.server)
-        rows = _time_of(mine, events.ServerRecovered, event.server, what="rows")
-        parities = _time_of(mine, events.ServerRecovered, event.server, what="parities")
-        whole = max(rows, parities) if rows is not None and parities is not None else None
-        calm = _whole_before(found, start, progress.first_step)
-        following = starts[at + 1] if at + 1 < len(starts) else progress.end
-        found.append(
-            Failure(
-                server=event.server,
-                how=event.how.splitlines()[0] if cause is None else cause.signal,
-                time=start,
-                seen_s=event.time - start,
-                replaced_s=_since(start, replaced),
-                rows_s=_since(start, rows),
-                whole_s=_since(start, whole),
-                steps_s=_first_steps(told, start),
-                rows=rows_of.get(event.server, 0),
-                rows_swept=sum(
-                    e.rows
-                    for e in mine
-                    if isinstance(e, events.RangeRecovered) and e.server == event.server
-                ),
-                before=progress.rate(calm, start),
-                during=progress.rate(start, whole),
-                after=progress.rate(whole, following),
-            )
-        )
-    return tuple(found)
-
-
-def _cause(
-    event: events.ServerLost, lost: Sequence[events.ServerLost], kills: Sequence[Kill]
-) -> Kill | None:
-    """The signal that a loss is the first answer to; None: nobody asked for it."""
-    before = max((e.time for e in lost if e.server == event.server and e.time < event.time),
-                 default=float("-inf"))  # fmt: skip
-    sent = [k for k in kills if k.server == event.server and before < k.time <= event.time]
-    return sent[0] if sent else None
-
-
-def _time_of(
-    happened: Sequence[events.Event], kind: type[events.Event], server: int, **fields: str
-) -> float | None:
+def split_runs(happened: Iterable[events.Event]) -> list[list[events.Event]]:
+    """The events of each run of a file; what came before the first is left out."""
+    runs: list[list[events.Event]] = []
     for event in happened:
-        if not isinstance(event, kind) or getattr(event, "server", None) != server:
-            continue
-        if all(getattr(event, name) == value for name, value in fields.items()):
-            return event.time
-    return None
+        if isinstance(event, events.ClusterStarted):
+            runs.append([])
+        if runs:
+            runs[-1].append(event)
+    return runs
 
 
-def _since(start: float, moment: float | None) -> float | None:
-    return None if moment is None else moment - start
+def summarize(happened: Sequence[events.Event]) -> ClusterRun:
+    """What the events of one run add up to.
 
-
-def _whole_before(
-    failures: Sequence[Failure], start: float, first_step: float | None
-) -> float | None:
-    """Since when nothing was missing: the last failure's end, or the first step."""
-    if not failures:
-        return first_step
-    last = failures[-1]
-    if last.whole_s is None or last.time + last.whole_s > start:
-        return None
-    return last.time + last.whole_s
-
-
-def _first_steps(told: Sequence[Told], start: float) -> float | None:
-    """Seconds until the last of the workers that trained before trained again."""
-    before = {each.worker for each in told if each.time <= start}
-    firsts: dict[int, float] = {}
-    for each in told:
-        if each.time > start and each.worker in before:
-            firsts.setdefault(each.worker, each.time)
-    return max(firsts.values()) - start if before and len(firsts) == len(before) else None
-
-
-def summarize(
-    setup: Setup,
-    happened: Sequence[events.Event],
-    *,
-    kills: Sequence[Kill] = (),
-    told: Sequence[Told] = (),
-    rows_of: Mapping[int, int],
-    auc: float | None = None,
-    audit: Checked | None = None,
-    server_cpu_s: float | None = None,
-    cpu_s: float | None = None,
-) -> ClusterRun:
-    """What all this adds up to."""
+    Raises:
+        InvalidRequestError: they do not begin with what is run.
+    """
+    if not happened or not isinstance(happened[0], events.ClusterStarted):
+        raise InvalidRequestError("these are not the events of a training on a cluster")
+    setup = happened[0]
     progress = Progress(happened)
     start, end = progress.first_step, progress.end
+    told = sorted((e for e in happened if isinstance(e, events.BatchTrained)), key=lambda e: e.at)
     last_of = {each.worker: each for each in told}
-    lost = sum(each.pushes_lost for each in last_of.values()) if told else None
     tail = [each.loss for each in told[-max(1, len(told) // 20) :]]
+    audits = [e for e in happened if isinstance(e, events.ClusterAudited)]
+    ends = [e for e in happened if isinstance(e, events.ClusterEnded)]
+    ended = ends[-1] if ends else None
+    first = next((done for done in progress.done if done > 0), 0)
     return ClusterRun(
         setup=setup,
         seconds=0.0 if start is None or end is None else end - start,
-        samples=round(progress.samples_at(end or 0.0) - progress.samples_at(start or 0.0)),
+        samples=progress.done[-1] - first if progress.done else 0,
         loss=sum(tail) / len(tail) if tail else None,
-        auc=auc,
-        failures=find_failures(happened, kills, told, rows_of=rows_of),
+        auc=None if ended is None else ended.auc,
+        failures=find_failures(
+            happened, rows_of=setup.rows_of, workers=setup.workers, parity=setup.parity
+        ),
         workers_lost=sum(isinstance(e, events.WorkerLost) for e in happened),
-        pushes_lost=None if setup.two_phase else lost,
-        audit=audit,
-        server_cpu_s=server_cpu_s,
+        pushes_lost=None if setup.two_phase or not told
+        else sum(each.pushes_lost for each in last_of.values()),
+        layer=find_layer(setup.second_layer, happened),
+        load=find_load(happened, setup.servers),
+        audit=audits[-1] if audits else None,
         worker_cpu_s=sum(each.cpu_s for each in last_of.values()) if told else None,
-        cpu_s=cpu_s,
-    )
+        train_cpu_s=None if ended is None else ended.train_cpu_s,
+        cpu_s=None if ended is None else ended.cpu_s,
+        error=None if ended is None else ended.error,
+    )  # fmt: skip
 
 
 # For people.
@@ -324,11 +147,10 @@ def render(
     parts: list[RenderableType] = [headline(run), Text()]
     if run.failures:
         parts += [failures_table(run.failures), Text()]
-    is_sound = run.audit is None or run.audit.is_sound
     return Panel(
         Group(*parts, grid),
         title=title,
-        border_style="green" if is_sound else "red",
+        border_style="green" if run.is_sound else "red",
         padding=(1, 2),
     )
 
@@ -343,6 +165,13 @@ def headline(run: ClusterRun) -> Text:
     if not run.failures:
         return text.append("nothing failed.")
     text.append(words.counted(len(run.failures), "server"), style="bold red")
+    if run.layer is not None and run.layer.restores:
+        text.append(" lost; training ")
+        text.append("went back", style="bold yellow")
+        return text.append(
+            " to its last checkpoint, and finished all "
+            f"{words.counted(setup.batches, 'batch', 'batches')}."
+        )
     text.append(" lost; training ")
     text.append("went on", style="bold green")
     return text.append(f" and finished all {words.counted(setup.batches, 'batch', 'batches')}.")
@@ -382,37 +211,87 @@ def lines(
             others.append(f"{best_auc:.4f} at best")
         beside = f" ({'; '.join(others)})" if others else ""
         found.append(("held-out AUC", f"{run.auc:.4f}{beside}"))
-    if run.pushes_lost is not None and run.failures:
+    if run.layer is not None:
+        found += layer_lines(run.layer)
+    has_gone_back = run.layer is not None and run.layer.restores > 0
+    if run.pushes_lost is not None and run.failures and not has_gone_back:
         found.append(
             ("updates lost", f"at most {words.counted(run.pushes_lost, 'push', 'pushes')}")
         )
+    if run.failures:
+        found.append(("time lost", time_lost(run.failures)))
     if run.workers_lost:
         found.append(("workers lost", words.count(run.workers_lost)))
     if run.audit is not None:
         found.append(("audit", audit_line(run.audit)))
+    found += load_lines(run)
     if run.cpu_s is not None:
         found.append(("CPU", _cpu(run)))
     return found
 
 
-def audit_line(audit: Checked) -> str:
+def time_lost(failures: Sequence[Failure]) -> str:
+    """What failures cost, where that is known."""
+    known = [f.lost_s for f in failures if f.lost_s is not None]
+    if not known:
+        return "not known: training was not calm before, or ended before it was again"
+    text = f"{words.duration(max(0.0, sum(known)))} of training at the rate before"
+    missing = len(failures) - len(known)
+    return text if not missing else f"{text}; not known of {missing}"
+
+
+def load_lines(run: ClusterRun) -> list[tuple[str, str]]:
+    """What servers did and hold, as (name, text)."""
+    load, setup = run.load, run.setup
+    if load is None:
+        return []
+    updated = f"{words.count(sum(load.updated_S))} rows ({balance_text(load.rows)})"
+    if setup.parity:
+        updated += f"; with {words.count(sum(load.folded_S))} parities ({balance_text(load.both)})"
+    found = [("updates", updated)]
+    memory = f"rows {words.size(setup.row_bytes)}"
+    if setup.parity:
+        memory += f", parities {words.size(setup.parity_bytes)}"
+    if load.queue_bytes is not None:
+        memory += f", queues {words.size(load.queue_bytes)}"
+    if load.resident_bytes is not None:
+        memory += f"; {words.size(load.resident_bytes)} resident at most"
+    found.append(("memory", memory))
+    if load.worker_bytes is not None and load.server_bytes is not None:
+        found.append(
+            (
+                "network",
+                f"workers and servers {words.size(load.worker_bytes)}, "
+                f"servers among themselves {words.size(load.server_bytes)}",
+            )
+        )
+    return found
+
+
+def audit_line(audit: events.ClusterAudited) -> str:
     """What was checked, and what came out."""
-    checked = f"{words.counted(audit.stripes, 'stripe')} recomputed from their rows after the run"
-    if audit.deviation_max:
-        return f"{checked}; parities deviate by at most {audit.deviation_max:.2g} (a float code)"
     if audit.stripes == 0:
         return "nothing is coded, so nothing can be checked"
+    checked = (
+        f"{words.counted(audit.parities, 'parity', 'parities')} of "
+        f"{words.counted(audit.stripes, 'stripe')} recomputed after the run from the rows that "
+        "servers hold, recovered ones among them"
+    )
+    if audit.deviation_max:
+        return f"{checked}; those held deviate by at most {audit.deviation_max:.2g} (a float code)"
     if audit.is_sound:
-        return f"{checked}: every parity agrees, recovered rows and all, bit for bit"
-    return f"{checked}: {words.counted(audit.wrong, 'parity', 'parities')} WRONG"
+        return f"{checked}: each equals the one that is held, bit for bit"
+    return f"{checked}: {words.count(audit.wrong)} of those held are WRONG"
 
 
 def _cpu(run: ClusterRun) -> str:
     parts = []
+    if run.train_cpu_s is not None:
+        parts.append(f"from the first batch to the last {run.train_cpu_s:.1f} s")
     if run.worker_cpu_s is not None:
         parts.append(f"workers {run.worker_cpu_s:.1f} s")
-    if run.server_cpu_s is not None:
-        parts.append(f"servers alive at the end {run.server_cpu_s:.1f} s")
+    if run.load is not None:
+        parts.append(f"servers {run.load.cpu_s:.1f} s")
     inside = f" ({', '.join(parts)})" if parts else ""
     return f"{run.cpu_s or 0.0:.1f} s of all processes, their starts included{inside}"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
@@ -22,6 +22,7 @@ from holdfast.report import words
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 _KEPT = 40
+_LONG_S = 2.0
 
 
 @dataclass(slots=True)
@@ -36,13 +37,14 @@ class ServerNow:
 class Live:
     """What is known of a cluster so far; a sink for events, from any thread."""
 
-    def __init__(self, *, batches: int, rows_of: Mapping[int, int]) -> None:
+    def __init__(self, *, batches: int, rows_of: Mapping[int, int], is_coded: bool = True) -> None:
         self.batches = 0
         self.servers: dict[int, ServerNow] = {}
         self.spares: set[int] = set()
         self.workers: dict[int, int] = {}
         self._total = batches
         self._rows_of = rows_of
+        self._is_coded = is_coded
         self._rates: deque[float] = deque(maxlen=_KEPT)
         self._loss: float | None = None
         self._lock = threading.Lock()
@@ -70,6 +72,11 @@ class Live:
                 self.servers[event.server].left = event.left
             case events.ServerRecovered() if event.server in self.servers:
                 self._recovered(self.servers[event.server], event.what)
+            case events.Restored():  # servers have their rows; all workers were stopped
+                self.workers.clear()
+                self._loaded(self.servers)
+            case events.Recovered():
+                self._loaded(event.servers)
             case events.WorkerStarted():
                 self.workers[event.worker] = event.pid
             case events.WorkerLost():
@@ -78,6 +85,12 @@ class Live:
                 self.batches, self._total = event.batches, event.batches_total
                 self._rates.append(event.samples_per_s)
                 self._loss = event.loss if event.loss is not None else self._loss
+
+    def _loaded(self, servers: Iterable[int]) -> None:
+        for server in servers:
+            if server in self.servers and self.servers[server].state == "recovering":
+                self.servers[server].left = 0
+                self.servers[server].state = "re-encoding" if self._is_coded else "serving"
 
     def _recovered(self, server: ServerNow, what: str) -> None:
         if what == "rows":
@@ -162,4 +175,27 @@ def line(event: events.Event) -> str | None:
             return f"worker {event.worker} (pid {event.pid}) {said[0]}{why}"
         case events.RowsLost():
             return event.error
+        case events.ServerStruck():
+            return f"{event.signal} to server {event.server} (pid {event.pid})"
+        case events.SaveDurable():
+            return (
+                f"checkpoint of batch {event.step} ({event.checkpoint}): "
+                f"{words.size(event.bytes)}, stall {words.duration(event.stall_s)}"
+            )
+        case events.KernelsCompiled() if event.seconds > _LONG_S:
+            return f"kernels compiled in {words.duration(event.seconds)}, once on a machine"
+        case events.SaveFailed():
+            return f"checkpoint given up: {event.error}"
+        case events.Restored():
+            return (
+                f"everybody is at the checkpoint of batch {event.step}: "
+                f"{words.size(event.bytes)} in {words.duration(event.seconds)}"
+            )
+        case events.Recovered():
+            lost = " and ".join(map(str, event.servers))
+            have = "s {} have" if len(event.servers) > 1 else " {} has"
+            return (
+                f"server{have.format(lost)} the rows of batch {event.checkpoint_step}: "
+                f"{words.size(event.bytes)} in {words.duration(event.seconds)}"
+            )
     return None

@@ -11,7 +11,8 @@ from typing import Any
 
 from holdfast import events
 from holdfast.report import words
-from holdfast.report.cluster import ClusterRun, Progress
+from holdfast.report.cluster import ClusterRun
+from holdfast.report.clusterfailures import Progress
 
 _RATE, _KILL, _REPLACED, _WHOLE = "#2b5c8a", "#c03030", "#d08a20", "#2e8b57"
 _BINS = 60
@@ -35,8 +36,9 @@ def draw_cluster(run: ClusterRun, happened: Sequence[events.Event], path: Path) 
     _mark(top, run, start, has_labels=True)
     auc = "" if run.auc is None else f", held-out AUC {run.auc:.4f}"
     lost = words.counted(len(run.failures), "server")
+    how = "went back" if run.layer is not None and run.layer.restores else "went on"
     top.set_title(
-        f"{run.setup.strategy}: {lost} lost, training went on{auc}", loc="left", weight="bold"
+        f"{run.setup.strategy}: {lost} lost, training {how}{auc}", loc="left", weight="bold"
     )
     top.set_ylabel("samples a second")
     top.set_ylim(0, 1.3 * max(rates, default=1.0) or 1.0)  # room for the legend
@@ -47,6 +49,7 @@ def draw_cluster(run: ClusterRun, happened: Sequence[events.Event], path: Path) 
     for axes in (top, bottom):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", alpha=0.25)
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     return True
 
@@ -77,8 +80,8 @@ def _mark(axes: Any, run: ClusterRun, start: float, *, has_labels: bool) -> None
                 axes.axvline(
                     at + seconds, color=colour, linewidth=1.2, label=label if is_first else None
                 )
-        if failure.whole_s is not None:
-            axes.axvspan(at, at + failure.whole_s, color=_KILL, alpha=0.06, linewidth=0)
+        if failure.over_s is not None:
+            axes.axvspan(at, at + failure.over_s, color=_KILL, alpha=0.06, linewidth=0)
         if has_labels:
             axes.annotate(
                 f" server {failure.server}",
@@ -103,6 +106,9 @@ def _draw_missing(
         ]
         moments = [failure.time - start, *(e.time - start for e in ranges)]
         left = [failure.rows, *(e.left for e in ranges)]
+        if failure.is_loaded and failure.rows_s is not None:  # all at once
+            moments.append(failure.time + failure.rows_s - start)
+            left.append(0)
         axes.step(moments, left, where="post", linewidth=1.6, label=f"server {failure.server}")
     axes.set_ylabel("rows missing")
     axes.set_ylim(bottom=0)

@@ -11,13 +11,6 @@ from holdfast.bench.run import SECTIONS, run_all
 from holdfast.errors import InvalidRequestError
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
-    """One quick run of everything."""
-    out = tmp_path_factory.mktemp("bench") / "docs" / "benchmarks.md"
-    return run_all(quick=True, out=out), out
-
-
 def test_every_section_measures_something_and_is_json(bench: tuple[dict, Path]) -> None:
     results, _ = bench
     assert [section["name"] for section in results["sections"]] == list(SECTIONS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+import holdfast
 from holdfast import events
 from holdfast.cli.follow import Follower
+from holdfast.report.cluster import split_runs, summarize
 
 SMALL = ["train", "--preset", "tiny", "--rows", "1500", "--batch-size", "64", "--workers", "2"]
 SMALL += ["--servers", "3", "--silence", "0"]
@@ -41,6 +44,71 @@ def test_a_server_is_killed_training_goes_on_and_all_is_told(call, tmp_path: Pat
     assert (progress[-1].batches, progress[-1].samples) == (30, 30 * 64)
     assert sum(isinstance(e, events.ServerReplaced) for e in happened) == 1
     assert "server 1" in err
+    struck = [e for e in happened if isinstance(e, events.ServerStruck)]
+    assert [(e.server, e.signal) for e in struck] == [(1, "SIGKILL")]
+    (run,) = split_runs(happened)
+    told = json.loads(json.dumps(summarize(run).to_dict()))
+    assert told == {name: data[name] for name in told}  # the file alone says the same
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [("full", ["--codec", "asym8"]), ("cpr", []), ("ecrec", ["--second-layer", "cpr"])],
+)
+def test_what_cannot_be_decoded_comes_from_the_last_checkpoint(
+    call, tmp_path: Path, strategy: str, options: list[str]
+) -> None:
+    kills = ["--kill", "1@0.6", "--kill", "2@0.6"]
+    code, data, _ = call(
+        *SMALL, "--strategy", strategy, *options, "--steps", 50, "--every", 10, *kills, "--audit",
+        "--url", tmp_path / "run",
+    )  # fmt: skip
+    assert code == 0, data
+    assert sorted(failure["server"] for failure in data["failures"]) == [1, 2]
+    assert all(failure["is_loaded"] for failure in data["failures"])
+    assert all(failure["replaced_s"] > 0 for failure in data["failures"])
+    assert all(failure["whole_s"] is not None for failure in data["failures"])
+    layer = data["layer"]
+    assert layer["checkpoints"] >= 3
+    assert layer["restore_bytes"] > 0
+    if strategy == "full":
+        assert (layer["recoveries"], layer["pls"]) == (0, 0)
+        assert layer["restores"] >= 1
+    else:
+        assert (layer["restores"], layer["batches_again"]) == (0, 0)
+        assert layer["recoveries"] >= 1
+        assert layer["pls"] > 0
+    assert data["auc"] > 0.5
+    assert data["sound"] is True
+    run = holdfast.open(tmp_path / "run")
+    assert run.steps[-1] >= 30
+    assert holdfast.verify(tmp_path / "run").is_sound
+    code, data, _ = call(*SMALL, "--strategy", strategy, *options, "--url", tmp_path / "run")
+    assert code == 1
+    assert "checkpoints here already" in data["error"]["message"]
+
+
+def test_a_cluster_of_ray_processes_trains_and_loses_a_server(call) -> None:
+    code, data, _ = call(
+        *SMALL, "--engine", "ray", "--strategy", "ecrec", "--steps", 60, "--kill", "1@0.4",
+        "--audit",
+    )  # fmt: skip
+    assert code == 0, data
+    (failure,) = data["failures"]
+    assert (failure["server"], failure["how"]) == (1, "SIGKILL")
+    assert failure["whole_s"] is not None
+    assert data["setup"]["engine"] == "ray"
+    assert data["audit"]["wrong"] == 0
+    assert data["audit"]["stripes"] > 700
+    assert data["worker_cpu_s"] > 0
+    assert data["cpu_s"] is None  # Ray's processes are not ours
+
+
+def test_without_ray_the_error_says_what_to_install(call, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    code, data, _ = call(*SMALL, "--engine", "ray", "--steps", 3)
+    assert code == 1
+    assert "holdfast[cluster]" in data["error"]["message"]
 
 
 def test_one_server_and_one_worker_train_the_same_twice(call) -> None:
@@ -95,12 +163,20 @@ def test_an_interrupted_command_leaves_no_process_behind(tmp_path: Path) -> None
         (["--kill", "1@1.5"], "between the first batch and the last"),
         (["--kill", "1@0"], "between the first batch and the last"),
         (["--stop", "one"], "not a server and a share"),
-        (["--strategy", "cpr"], "not one of a cluster"),
+        (["--strategy", "cpr-mfu"], "not one of a cluster"),
         (["--strategy", "none", "--parity", 1], "nothing is coded"),
         (["--data", "criteo:x"], "synthetic clicks"),
         (["--rows", 5], "too few rows"),
-        (["--url", "runs/x"], "mean nothing on a cluster"),
-        (["--keep", 3, "--lose", "1@3"], "mean nothing on a cluster"),
+        (["--url", "runs/x"], "nothing is saved"),
+        (["--keep", 3, "--codec", "fp32"], "nothing is saved"),
+        (["--threads", 3, "--lose", "1@3"], "mean nothing on a cluster"),
+        (["--strategy", "full", "--parity", 1], "nothing is coded"),
+        (["--strategy", "full", "--second-layer", "cpr"], "is a layer of checkpoints itself"),
+        (["--strategy", "none", "--second-layer", "cpr"], "checkpoints alone are a strategy"),
+        (["--engine", "local", "--address", "auto"], "on this machine alone"),
+        (["--allow-remote"], "on this machine alone"),
+        (["--address", "127.0.0.1:1"], "no Ray cluster answers here"),
+        (["--png", "picture.gif"], "a .png or a .svg"),
     ],
 )
 def test_absurd_settings_are_refused_before_anything_starts(

@@ -196,6 +196,19 @@ def test_networks_have_as_many_copies_as_stripes_have_parities() -> None:
     assert (drifting.tables[-1].code, drifting.tables[0].code) == ("xor", "sum")
 
 
+@pytest.mark.parametrize(("parity", "held", "is_held"), [
+    (0, None, False), (0, True, True), (1, None, True), (1, False, False),
+])  # fmt: skip
+def test_workers_hold_networks_that_are_there_once_where_they_are_to_give_them_back(
+    parity: int, held: bool | None, is_held: bool
+) -> None:
+    layout = replace(SMALL, parity=parity, replicate_networks=False, hold_networks=held)
+    spec = make_cluster_spec(TINY, layout)
+    assert [table.is_held for table in spec.tables] == [False] * 26 + [is_held]
+    twice = make_cluster_spec(TINY, replace(SMALL, hold_networks=True))
+    assert not twice.tables[-1].is_held  # they are replicated
+
+
 def test_a_line_that_a_kill_tore_is_left_out_until_it_is_whole(tmp_path: Path) -> None:
     line = {"time": 1.0, "batch": 3, "loss": 0.5, "cpu_s": 2.0, "pushes_lost": 0}
     path = tmp_path / "worker-4.jsonl"

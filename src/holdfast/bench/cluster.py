@@ -1,0 +1,467 @@
+"""What training on a cluster costs while nothing fails: time, CPU, memory, network.
+
+    strategies in turns, each on a cluster of its own -> medians -> beside no fault tolerance
+    one worker on servers, and the same model with its own tables, in turns -> medians
+
+Invariants:
+- Strategies that are compared train the same batches from the same seed.
+- Sides of a ratio are medians of runs in turns; what single turns gave is told beside it.
+
+Not here: how one training is measured (clustertrainer.py), failures (clusterrecovery.py).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from holdfast.bench.clusterlocal import Local, train_local
+from holdfast.bench.clustertrainer import (
+    ECREC,
+    ECRM,
+    NONE,
+    STRATEGIES,
+    Job,
+    Trained,
+    train_calm,
+    train_job,
+)
+from holdfast.bench.results import AT_LEAST, AT_MOST, Line, Plot, Ratio, Section, Sheet
+from holdfast.cluster.spec import ClusterSpec
+from holdfast.recsys.clustertrain import Workload
+from holdfast.report import words
+
+OVERHEAD_MAX = {ECRM: 1.05, ECREC: 1.18}  # ECRec section 5.2: 2.6 % and 18.2 %
+LOCAL_MIN = 0.7
+
+Runs = Mapping[Job, Sequence[Trained]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """What is trained, how often: two models by all strategies, the heavy one by one worker."""
+
+    heavy: Workload
+    light: Workload | None
+    servers: int
+    workers: int
+    batches: int
+    alone_batches: int
+    turns: int
+    few: int
+    """Turns of what has no target, and of one worker alone."""
+    silence_s: float = 1.0
+
+
+FULL = Size(
+    heavy=Workload(preset="terabyte", rows=500_000, batch_size=2048),
+    light=Workload(preset="small", rows=500_000, batch_size=2048),
+    servers=5,
+    workers=2,
+    batches=160,
+    alone_batches=80,
+    turns=5,
+    few=3,
+)
+QUICK = Size(
+    heavy=Workload(preset="tiny", rows=2000, batch_size=64),
+    light=None,
+    servers=2,
+    workers=1,
+    batches=24,
+    alone_batches=24,
+    turns=1,
+    few=1,
+    silence_s=0.0,  # a busy machine is no failure here
+)
+
+
+def measure(*, quick: bool, folder: Path = Path()) -> Section:
+    """Train by every strategy in turns, and by one worker beside one process."""
+    return _measure(QUICK if quick else FULL, folder)
+
+
+def _measure(size: Size, folder: Path) -> Section:
+    heavy = {name: _job(size, name, size.heavy) for name in STRATEGIES}
+    light = {} if size.light is None else {n: _job(size, n, size.light) for n in STRATEGIES}
+    alone = {
+        name: Job(
+            strategy=name,
+            workload=size.heavy,
+            servers=size.servers,
+            workers=1,
+            batches=size.alone_batches,
+            silence_s=size.silence_s,
+        )
+        for name in (NONE, ECREC)
+    }
+    runs: dict[Job, list[Trained]] = {}
+    local: list[Local] = []
+    reasons: list[str] = []
+    for turn in range(size.turns):
+        # Equal jobs are one: at a quick size one worker is all there is.
+        jobs = dict.fromkeys(heavy.values())
+        if turn < size.few:
+            jobs |= dict.fromkeys([*light.values(), *alone.values()])
+            local.append(train_local(size.heavy, batches=size.alone_batches))
+        for job in jobs:
+            trained, spoilt = train_calm(partial(train_job, job, folder))
+            runs.setdefault(job, []).append(trained)
+            reasons += spoilt
+    return Section(
+        name="cluster",
+        title="What a cluster costs while nothing fails",
+        text=_text(size),
+        ratios=(
+            *_overhead_ratios(heavy, runs),
+            *_local_ratios(size, alone, runs, local),
+            *_byte_ratios(heavy, runs),
+        ),
+        sheets=(
+            _strategies_sheet(f"DLRM {size.heavy.preset}: networks dominate", heavy, runs),
+            *(
+                [_strategies_sheet(f"DLRM {size.light.preset}: servers dominate", light, runs)]
+                if size.light is not None
+                else []
+            ),
+            _alone_sheet(size, alone, runs, local),
+            _network_sheet(heavy, runs),
+            _memory_sheet(heavy, runs),
+        ),
+        plots=(_overhead_plot(size, heavy, light, runs), _network_plot(heavy, runs)),
+        findings=describe_repeats(reasons),
+    )
+
+
+def _job(size: Size, strategy: str, workload: Workload) -> Job:
+    return Job(
+        strategy=strategy,
+        workload=workload,
+        servers=size.servers,
+        workers=size.workers,
+        batches=size.batches,
+        silence_s=size.silence_s,
+    )
+
+
+def _text(size: Size) -> str:
+    workload = size.heavy
+    return (
+        f"A DLRM of the preset {workload.preset} over 26 tables of {workload.rows:,} rows "
+        f"together, Adagrad, batches of {workload.batch_size:,} samples of the click stream; "
+        f"{words.counted(size.servers, 'server')}, {words.counted(size.workers, 'worker')} with "
+        f"one thread each, stripes of {words.counted(size.servers - 1, 'row')} and 1 parity by "
+        "XOR. `none` keeps nothing safe; `ecrm` codes the tables, without two-phase commit and "
+        "with networks that are there once; `ecrec` has both. Servers and workers share the cores "
+        "of one machine: what servers do takes time from workers, which it would not on machines "
+        "of their own, so CPU seconds are told too. A batch counts from the samples' making to "
+        "the push that is done; the start of processes does not count."
+    )
+
+
+def describe_repeats(reasons: Sequence[str]) -> tuple[str, ...]:
+    """What is to be said of trainings that were spoilt; nothing if none was.
+
+    >>> describe_repeats([])
+    ()
+    """
+    if not reasons:
+        return ()
+    spoilt = words.counted(len(reasons), "training")
+    return (f"Spoilt and repeated: {spoilt} ({' / '.join(dict.fromkeys(reasons))}).",)
+
+
+def median_of(runs: Sequence[Trained], what: Callable[[Trained], float]) -> float:
+    """The median over runs."""
+    return statistics.median(map(what, runs))
+
+
+def pair_turns(
+    ours: Sequence[Trained], peer: Sequence[Trained], what: Callable[[Trained], float]
+) -> str:
+    """What each turn would have said alone."""
+    shown = [f"{what(one) / what(other):.3f}" for one, other in zip(ours, peer, strict=True)]
+    return f"single turns: {', '.join(shown)}"
+
+
+def _overhead_ratios(jobs: Mapping[str, Job], runs: Runs) -> Iterator[Ratio]:
+    none = runs[jobs[NONE]]
+    measures: tuple[tuple[str, Callable[[Trained], float], bool], ...] = (
+        ("time of a batch", lambda run: run.batch_s, True),
+        ("CPU of a batch, all processes", lambda run: run.cpu_s, False),
+    )
+    for name, what, is_judged in measures:
+        for strategy in (ECRM, ECREC):
+            coded = runs[jobs[strategy]]
+            yield Ratio(
+                name=f"{name}: {strategy}",
+                ours=1e3 * median_of(coded, what),
+                peer=1e3 * median_of(none, what),
+                against="none, the same cluster",
+                unit="ms",
+                target=OVERHEAD_MAX[strategy] if is_judged else None,
+                sense=AT_MOST,
+                note=pair_turns(coded, none, what),
+            )
+
+
+def _local_ratios(
+    size: Size, jobs: Mapping[str, Job], runs: Runs, local: Sequence[Local]
+) -> Iterator[Ratio]:
+    batch = size.heavy.batch_size
+    peer = batch / statistics.median(one.batch_s for one in local)
+    for strategy, job in jobs.items():
+        yield Ratio(
+            name=f"throughput of one worker on servers: {strategy}",
+            ours=median_of(runs[job][: len(local)], lambda run: run.samples_per_s),
+            peer=peer,
+            against="its own tables, one process",
+            unit="samples/s",
+            target=LOCAL_MIN if strategy == NONE else None,
+            sense=AT_LEAST,
+            note="the worker has one thread, the one process too; servers use what is left",
+        )
+
+
+def _byte_ratios(jobs: Mapping[str, Job], runs: Runs) -> Iterator[Ratio]:
+    for strategy in (ECRM, ECREC):
+        held = count_bytes(jobs[strategy].spec)
+        yield Ratio(
+            name=f"memory for parities: {strategy}",
+            ours=held.parities / 1e6,
+            peer=held.rows / 1e6,
+            against="rows, networks and their optimizer state",
+            unit="MB",
+            sense=AT_MOST,
+        )
+    none = _bytes(runs[jobs[NONE]], lambda run: run.loopback_bytes)
+    for strategy in (ECRM, ECREC):
+        coded = _bytes(runs[jobs[strategy]], lambda run: run.loopback_bytes)
+        if coded and none:
+            yield Ratio(
+                name=f"network bytes of a batch: {strategy}",
+                ours=coded / 1e6,
+                peer=none / 1e6,
+                against="none",
+                unit="MB",
+                sense=AT_MOST,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes on all servers together."""
+
+    rows: int
+    parities: int
+
+
+def count_bytes(spec: ClusterSpec) -> Held:
+    """What rows and parities take, networks and optimizer state among them."""
+    return Held(
+        rows=sum(4 * table.rows * table.width for table in spec.tables),
+        parities=sum(
+            4 * table.stripes * table.placement.parity * table.width for table in spec.tables
+        ),
+    )
+
+
+def _bytes(runs: Sequence[Trained], what: Callable[[Trained], float | None]) -> float | None:
+    """The median; None if it is not known of every run."""
+    found = [value for run in runs if (value := what(run)) is not None]
+    return statistics.median(found) if len(found) == len(runs) else None
+
+
+def _strategies_sheet(title: str, jobs: Mapping[str, Job], runs: Runs) -> Sheet:
+    none = median_of(runs[jobs[NONE]], lambda run: run.batch_s)
+    rows = []
+    for strategy, job in jobs.items():
+        mine = runs[job]
+        batch_s = median_of(mine, lambda run: run.batch_s)
+        rows.append(
+            (
+                strategy,
+                f"{1e3 * batch_s:.1f}",
+                f"{batch_s / none:.3f}×",
+                f"{1e3 * median_of(mine, lambda run: run.worker_cpu_s):.1f}",
+                f"{1e3 * median_of(mine, lambda run: run.server_cpu_s):.1f}",
+                f"{median_of(mine, lambda run: run.samples_per_s):,.0f}",
+                f"{median_of(mine, lambda run: run.loss):.4f}",
+            )
+        )
+    first = next(iter(jobs.values()))
+    return Sheet(
+        title,
+        (
+            "strategy",
+            "ms a batch",
+            "of none",
+            "workers' CPU ms",
+            "servers' CPU ms",
+            "samples/s",
+            "loss",
+        ),
+        tuple(rows),
+        note=(
+            f"Medians of {words.counted(len(runs[first]), 'turn')} of "
+            f"{words.counted(first.batches, 'batch', 'batches')}. "
+            f"{words.counted(first.workers, 'worker')} at a time: a batch is done every so many "
+            "ms. Loss: mean of the last tenth."
+        ),
+    )
+
+
+def _alone_sheet(size: Size, jobs: Mapping[str, Job], runs: Runs, local: Sequence[Local]) -> Sheet:
+    batch = size.heavy.batch_size
+
+    def line(
+        name: str, batch_s: float, cpu_s: float, servers_s: float, loss: float
+    ) -> tuple[str, ...]:
+        return (
+            name,
+            f"{1e3 * batch_s:.1f}",
+            f"{batch / batch_s:,.0f}",
+            f"{1e3 * cpu_s:.1f}",
+            f"{1e3 * servers_s:.1f}",
+            f"{loss:.4f}",
+        )
+
+    rows = [
+        line(
+            "its own tables",
+            statistics.median(one.batch_s for one in local),
+            statistics.median(one.cpu_s for one in local),
+            0.0,
+            statistics.median(one.loss for one in local),
+        )
+    ]
+    for strategy, job in jobs.items():
+        mine = runs[job][: len(local)]
+        rows.append(
+            line(
+                f"servers, {strategy}",
+                median_of(mine, lambda run: run.batch_s),
+                median_of(mine, lambda run: run.worker_cpu_s),
+                median_of(mine, lambda run: run.server_cpu_s),
+                median_of(mine, lambda run: run.loss),
+            )
+        )
+    return Sheet(
+        "One worker",
+        ("tables", "ms a batch", "samples/s", "its CPU ms", "servers' CPU ms", "loss"),
+        tuple(rows),
+        note=(
+            f"{words.counted(size.alone_batches, 'batch', 'batches')}, "
+            f"{words.counted(len(local), 'turn')}. Tables of its own are trained by torch's "
+            "sparse gradients and Adagrad; first values differ, so losses are alike, not equal."
+        ),
+    )
+
+
+def _network_sheet(jobs: Mapping[str, Job], runs: Runs) -> Sheet:
+    rows = []
+    for strategy, job in jobs.items():
+        mine = runs[job]
+        cells = [
+            _bytes(mine, what)
+            for what in (
+                lambda run: run.worker_bytes,
+                lambda run: run.server_bytes,
+                lambda run: run.loopback_bytes,
+            )
+        ]
+        rows.append((strategy, *("–" if c is None else f"{c / 1e6:.2f}" for c in cells)))
+    return Sheet(
+        "Network: MB of a batch",
+        ("strategy", "workers and servers", "among servers", "in all"),
+        tuple(rows),
+        note=(
+            "Counted by the kernel: the workers' TCP connections, both ways, and everything on "
+            "the loopback; among servers is the rest, what the driver says and anything else "
+            "on the machine included. Differences that wait for the flush before theirs add up: "
+            "the slower flushes are, the fewer bytes they take."
+        ),
+    )
+
+
+def _memory_sheet(jobs: Mapping[str, Job], runs: Runs) -> Sheet:
+    none = _bytes(runs[jobs[NONE]], lambda run: run.memory_bytes)
+    rows = []
+    for strategy, job in jobs.items():
+        held = count_bytes(job.spec)
+        resident = _bytes(runs[job], lambda run: run.memory_bytes)
+        is_known = resident is not None and none is not None
+        rest = (resident or 0.0) - (none or 0.0) - held.parities
+        rows.append(
+            (
+                strategy,
+                f"{held.rows / 1e6:.1f}",
+                f"{held.parities / 1e6:.1f}",
+                f"{held.parities / held.rows:.1%}",
+                "–" if resident is None else f"{resident / 1e6:.0f}",
+                f"{rest / 1e6:.0f}" if is_known and strategy != NONE else "–",
+            )
+        )
+    return Sheet(
+        "Memory: MB on all servers together",
+        ("strategy", "rows", "parities", "of rows", "processes", "queues and the rest"),
+        tuple(rows),
+        note=(
+            "Rows and parities with their optimizer state, networks among them, as they are "
+            "allocated. Processes: the largest resident size, interpreters and libraries "
+            "included. Queues and the rest: what a strategy's processes have beyond those of "
+            "none and the parities: differences that wait, staged pushes, messages."
+        ),
+    )
+
+
+def _overhead_plot(
+    size: Size, heavy: Mapping[str, Job], light: Mapping[str, Job], runs: Runs
+) -> Plot:
+    models = [(f"DLRM {size.heavy.preset}", heavy)]
+    if size.light is not None:
+        models.append((f"DLRM {size.light.preset}", light))
+    names = tuple(f"{name}, {what}" for name, _ in models for what in ("time", "CPU"))
+    lines = []
+    for strategy in (ECRM, ECREC):
+        values: list[float] = []
+        for _, jobs in models:
+            mine, none = runs[jobs[strategy]], runs[jobs[NONE]]
+            values += [
+                100 * (median_of(mine, what) / median_of(none, what) - 1)
+                for what in (lambda run: run.batch_s, lambda run: run.cpu_s)
+            ]
+        lines.append(Line(strategy, names, tuple(values)))
+    return Plot(
+        name="cluster-overhead",
+        title="What being safe adds to a batch (the papers' figure 5)",
+        x_label="",
+        y_label="% more than none",
+        lines=tuple(lines),
+        is_bars=True,
+    )
+
+
+def _network_plot(jobs: Mapping[str, Job], runs: Runs) -> Plot:
+    parts: tuple[tuple[str, Callable[[Trained], float | None]], ...] = (
+        ("workers and servers", lambda run: run.worker_bytes),
+        ("among servers", lambda run: run.server_bytes),
+    )
+    return Plot(
+        name="cluster-network",
+        title="Bytes of a batch",
+        x_label="",
+        y_label="MB",
+        lines=tuple(
+            Line(
+                label,
+                tuple(jobs),
+                tuple((_bytes(runs[job], what) or 0.0) / 1e6 for job in jobs.values()),
+            )
+            for label, what in parts
+        ),
+        is_bars=True,
+    )

@@ -1,0 +1,70 @@
+"""The peer of a worker on servers: the same model with its own tables, in one process.
+
+Model, samples, learning rates and optimizers are those of the cluster's workers; torch's sparse
+gradients and its own Adagrad stand where servers would.
+
+Not here: the cluster's side (clustertrainer.py), the comparison (cluster.py).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from holdfast import events
+from holdfast.recsys.clustertrain import Workload
+from holdfast.recsys.train import Plan, make_training, train
+
+_TAIL = 0.1  # of the batches: their losses are averaged
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """What a training in one process cost; seconds are of one batch."""
+
+    batch_s: float
+    cpu_s: float
+    loss: float
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch as a worker has it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def train_local(workload: Workload, *, batches: int) -> Local:
+    """Train once; the first batch is not counted, as it is not for workers."""
+    training = make_training(Plan(workload.recipe, workload.skew), steps=batches)
+    moments: list[tuple[float, float]] = []
+    losses: list[float] = []
+
+    def note(event: events.Event) -> None:
+        if isinstance(event, events.TrainProgress):
+            losses.append(event.loss)
+
+    with one_thread():
+        train(
+            training,
+            start=0,
+            steps=batches,
+            after_step=lambda: moments.append((time.perf_counter(), time.process_time())),
+            emit=note,
+        )
+    (start, cpu_start), (end, cpu_end) = moments[0], moments[-1]
+    last = losses[-max(1, round(_TAIL * batches)) :]
+    return Local(
+        batch_s=(end - start) / (batches - 1),
+        cpu_s=(cpu_end - cpu_start) / (batches - 1),
+        loss=statistics.fmean(last),
+    )

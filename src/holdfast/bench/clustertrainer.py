@@ -1,0 +1,356 @@
+"""One training on a cluster of processes, measured from outside: time, CPU, memory, bytes sent.
+
+    Job -> servers, workers -> what workers told, counters of the kernel -> Trained
+
+Invariants:
+- Times are from what workers told of their batches, while all of them trained: no start-up.
+- Bytes are the kernel's: TCP connections of the workers, and all that went over the loopback.
+  Memory is the processes' largest resident size. Nothing is computed from what should be.
+- The same job gives the same tables, networks and batches for every strategy.
+- A training during which a process was lost unasked gives no numbers: it is repeated, and told.
+
+Not here: what is compared (cluster.py), kills (clusterkills.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import statistics
+import struct
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast import events
+from holdfast.cluster.cluster import Cluster
+from holdfast.cluster.coordinator import Settings
+from holdfast.cluster.engine import LocalEngine
+from holdfast.cluster.spec import ClusterSpec
+from holdfast.cluster.worker import Session
+from holdfast.errors import DataLossError, InvalidRequestError, UnavailableError
+from holdfast.recsys import clustertrain
+from holdfast.recsys.clustertrain import BatchTold, Layout, Told, Workload
+
+NONE, ECRM, ECREC = "none", "ecrm", "ecrec"
+STRATEGIES = (NONE, ECRM, ECREC)
+ENTRY = "holdfast.bench.clustertrainer:train"
+
+_PATIENCE_S = 60.0  # for a worker's last words
+_TICK_S = 0.02
+_ATTEMPTS = 3
+_TCP_COUNTS = struct.Struct("=120xQQ")  # tcp_info's bytes acked and received, since Linux 4.2
+_TAIL = 0.1  # of the batches: their losses are averaged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is trained, by whom, and how it is kept safe."""
+
+    strategy: str
+    workload: Workload
+    servers: int = 5
+    workers: int = 2
+    batches: int = 200
+    locks: int = 10
+    silence_s: float = 1.0
+    """A server silent for so long is taken for dead; 0: only deaths are seen."""
+
+    @property
+    def spec(self) -> ClusterSpec:
+        """The tables and networks as servers hold them: stripes over all servers, one parity."""
+        is_coded = self.strategy != NONE
+        layout = Layout(
+            servers=self.servers,
+            data=self.servers - 1 if is_coded else self.servers,
+            parity=1 if is_coded else 0,
+            replicate_networks=self.strategy == ECREC,
+            locks=self.locks,
+        )
+        return clustertrain.make_cluster_spec(self.workload, layout)
+
+    def settings(self, *, spares: int = 0) -> Settings:
+        """How its cluster is run."""
+        return Settings(spares=spares, two_phase=self.strategy == ECREC, pulse_s=self.silence_s)
+
+
+@contextlib.contextmanager
+def running(
+    job: Job, folder: Path, *, spares: int = 0, log: events.EventLog | None = None
+) -> Iterator[Cluster]:
+    """A cluster with the job's first networks; what its processes say goes into ``folder``."""
+    cluster = Cluster(
+        job.spec,
+        engine=LocalEngine(logs=folder / "logs"),
+        settings=job.settings(spares=spares),
+        log=log,
+    )
+    with cluster:
+        driver = Session(cluster.connect())
+        clustertrain.start_networks(job.workload, driver)
+        driver.close()
+        yield cluster
+
+
+# In a worker.
+
+
+def train(session: Session, *, workload: dict[str, Any], told: str) -> None:
+    """Train as everybody does; in the end say how many bytes went over this process's streams."""
+    clustertrain.train(session, workload=workload, told=told)
+    # Beside it first: whoever finds the file finds all of it.
+    path = Path(told) / f"bytes-{session.client.worker}.json"
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(count_tcp_bytes()), encoding="utf-8")
+    draft.rename(path)
+
+
+def count_tcp_bytes() -> int | None:
+    """What all open TCP connections of this process sent and received; None: nobody counts."""
+    if not hasattr(socket, "TCP_INFO") or not Path("/proc/self/fd").exists():
+        return None
+    total = 0
+    for path in list(Path("/proc/self/fd").iterdir()):
+        try:
+            connection = socket.socket(fileno=int(path.name))
+        except OSError:  # no socket, or the one that listed the folder
+            continue
+        try:
+            if connection.family in (socket.AF_INET, socket.AF_INET6):
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                total += sum(_TCP_COUNTS.unpack_from(info))
+        except (OSError, struct.error):  # not TCP, or a kernel that does not count
+            continue
+        finally:
+            connection.detach()  # it is somebody else's
+    return total
+
+
+# In the driver.
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A span of time and the batches that were done in it."""
+
+    start: float
+    end: float
+    batches: int
+
+    @property
+    def seconds(self) -> float:
+        """How long it is."""
+        return self.end - self.start
+
+    @property
+    def rate(self) -> float:
+        """Batches a second."""
+        return self.batches / self.seconds if self.seconds > 0 else 0.0
+
+
+def count_window(times: Sequence[float], start: float, end: float) -> Window:
+    """The batches done after ``start`` up to ``end``.
+
+    >>> count_window([1.0, 2.0, 2.5, 4.0], 1.0, 3.0).rate
+    1.0
+    """
+    return Window(start, end, sum(start < moment <= end for moment in times))
+
+
+def find_steady(told: Sequence[BatchTold]) -> Window:
+    """The time in which every worker trains: after the first batch of the last to begin, until
+    the last batch of the first to end.
+
+    Raises:
+        InvalidRequestError: they did not train at the same time.
+    """
+    by_worker: dict[int, list[float]] = {}
+    for each in told:
+        by_worker.setdefault(each.worker, []).append(each.time)
+    start = max((min(times) for times in by_worker.values()), default=0.0)
+    end = min((max(times) for times in by_worker.values()), default=0.0)
+    window = count_window([each.time for each in told], start, end)
+    if window.batches < 1:
+        raise InvalidRequestError(
+            "too few batches to measure: workers did not train at the same time",
+            batches=len(told),
+            workers=len(by_worker),
+            todo="train more batches",
+        )
+    return window
+
+
+def worker_cpu(told: Sequence[BatchTold]) -> float:
+    """CPU seconds of a batch in its worker: from each worker's first word to its last."""
+    by_worker: dict[int, list[float]] = {}
+    for each in told:
+        by_worker.setdefault(each.worker, []).append(each.cpu_s)
+    batches = sum(len(used) - 1 for used in by_worker.values())
+    return sum(max(used) - min(used) for used in by_worker.values()) / max(1, batches)
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What one training cost; seconds and bytes are of one batch."""
+
+    job: Job
+    batch_s: float
+    worker_cpu_s: float
+    server_cpu_s: float
+    worker_bytes: float | None
+    """Over the connections of workers, both ways."""
+    loopback_bytes: float | None
+    """Over the loopback in all: servers among each other too."""
+    memory_bytes: int | None
+    """Of the servers' processes together, at most."""
+    loss: float
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of a batch in all processes."""
+        return self.worker_cpu_s + self.server_cpu_s
+
+    @property
+    def samples_per_s(self) -> float:
+        """Of all workers together."""
+        return self.job.workload.batch_size / self.batch_s
+
+    @property
+    def server_bytes(self) -> float | None:
+        """Among servers, with the little that the driver says."""
+        if self.worker_bytes is None or self.loopback_bytes is None:
+            return None
+        return max(0.0, self.loopback_bytes - self.worker_bytes)
+
+
+def train_job(job: Job, folder: Path) -> Trained:
+    """Train once, on a cluster of its own.
+
+    Raises:
+        UnavailableError: a process was lost, though nobody killed any.
+        DataLossError: so too, and its rows with it.
+    """
+    happened: list[events.Event] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-cluster-", dir=folder) as scratch,
+        running(job, Path(scratch), log=events.EventLog([happened.append])) as cluster,
+    ):
+        cpu_before, loopback_before = _servers_cpu(cluster), loopback_bytes()
+        cluster.train(
+            ENTRY,
+            {"workload": job.workload.to_args(), "told": scratch},
+            batches=range(job.batches),
+            workers=job.workers,
+        )
+        sent = _hear_bytes(Path(scratch), job.workers)
+        cpu_after, loopback_after = _servers_cpu(cluster), loopback_bytes()
+        pids = [cluster.coordinator.process(server).pid for server in range(job.servers)]
+        memory = [resident_max(pid) for pid in pids]
+        told = Told(Path(scratch)).read()
+        strays = find_strays(happened)
+    if strays:
+        raise UnavailableError("processes were lost that nobody killed", how=list(strays))
+    is_counted = loopback_before is not None and loopback_after is not None
+    passed = (loopback_after or 0) - (loopback_before or 0) if is_counted else None
+    last = told[-max(1, round(_TAIL * len(told))) :]
+    window = find_steady(told)
+    return Trained(
+        job=job,
+        batch_s=window.seconds / window.batches,
+        worker_cpu_s=worker_cpu(told),
+        server_cpu_s=(cpu_after - cpu_before) / job.batches,
+        worker_bytes=_shared(_added(sent), job.batches),
+        loopback_bytes=_shared(passed, job.batches),
+        memory_bytes=_added(memory),
+        loss=statistics.fmean(each.loss for each in last),
+    )
+
+
+def find_strays(happened: Sequence[events.Event], killed: Collection[int] = ()) -> tuple[str, ...]:
+    """How processes were lost that are not among those ``killed``, which are pids."""
+    return tuple(
+        event.how.partition("\n")[0]
+        for event in happened
+        if isinstance(event, events.ServerLost | events.WorkerLost) and event.pid not in killed
+    )
+
+
+def train_calm(
+    attempt: Callable[[], Trained], *, times: int = _ATTEMPTS
+) -> tuple[Trained, tuple[str, ...]]:
+    """Train until no process was lost meanwhile; and what spoilt the attempts before.
+
+    Raises:
+        UnavailableError: every attempt was spoilt.
+    """
+    reasons: tuple[str, ...] = ()
+    for _ in range(times):
+        try:
+            return attempt(), reasons
+        except (UnavailableError, DataLossError) as error:
+            reasons += (str(error),)
+    raise UnavailableError(
+        "every attempt to train was spoilt",
+        attempts=times,
+        reasons=list(reasons),
+        todo="measure on an idle machine",
+    )
+
+
+def _added(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def _shared(count: int | None, batches: int) -> float | None:
+    return None if count is None else count / batches
+
+
+def _servers_cpu(cluster: Cluster) -> float:
+    return sum(float(each["cpu_s"]) for each in cluster.stats())
+
+
+def _hear_bytes(folder: Path, workers: int) -> list[int | None]:
+    """What every worker says in the end: batches are over a little before."""
+    ends_at = time.monotonic() + _PATIENCE_S
+    while len(found := sorted(folder.glob("bytes-*.json"))) < workers:
+        if time.monotonic() > ends_at:
+            raise UnavailableError("workers did not end in time", ended=len(found), all=workers)
+        time.sleep(_TICK_S)
+    return [json.loads(path.read_text(encoding="utf-8")) for path in found]
+
+
+def loopback_bytes() -> int | None:
+    """What went over the loopback so far; None where the system does not say."""
+    try:
+        lines = Path("/proc/net/dev").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return parse_loopback(lines)
+
+
+def parse_loopback(lines: Sequence[str]) -> int | None:
+    """The received bytes of ``lo``: each that was sent there, once.
+
+    >>> parse_loopback(["Inter-| Receive", " face |bytes", "    lo: 123 4 0", "  eth0: 9 1 0"])
+    123
+    """
+    for line in lines:
+        name, _, counts = line.partition(":")
+        if name.strip() == "lo" and counts:
+            return int(counts.split()[0])
+    return None
+
+
+def resident_max(pid: int) -> int | None:
+    """The most memory that a process had; None where the system does not say."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+    return 1024 * int(found[0]) if found else None

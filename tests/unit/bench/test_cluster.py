@@ -1,0 +1,186 @@
+"""A cluster's costs: windows and counters are right, and a quick run measures real trainings."""
+
+from __future__ import annotations
+
+import math
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from holdfast import events
+from holdfast.bench import cluster
+from holdfast.bench.clusterlocal import train_local
+from holdfast.bench.clustershard import count_shard
+from holdfast.bench.clustertrainer import (
+    ECREC,
+    ECRM,
+    NONE,
+    STRATEGIES,
+    Job,
+    Trained,
+    count_tcp_bytes,
+    count_window,
+    find_steady,
+    find_strays,
+    loopback_bytes,
+    parse_loopback,
+    resident_max,
+    train_calm,
+    worker_cpu,
+)
+from holdfast.errors import DataLossError, InvalidRequestError, UnavailableError
+from holdfast.recsys.clustertrain import BatchTold, Workload
+
+TINY = Workload(preset="tiny", rows=2000, batch_size=64)
+
+SECTION = "cluster"
+
+
+def told(worker: int, *moments: float, cpu_s: float = 0.0) -> list[BatchTold]:
+    """Batches of one worker; each took ``cpu_s``."""
+    return [
+        BatchTold(worker, time, batch=at, loss=0.5, cpu_s=7.0 + at * cpu_s, pushes_lost=0)
+        for at, time in enumerate(moments)
+    ]
+
+
+def test_a_window_counts_what_ended_in_it() -> None:
+    window = count_window([1.0, 2.0, 3.0, 3.5, 9.0], 1.0, 3.5)
+    assert (window.batches, window.seconds) == (3, 2.5)
+    assert window.rate == pytest.approx(1.2)
+    assert count_window([1.0], 2.0, 2.0).rate == 0.0
+
+
+def test_steady_is_when_all_workers_train() -> None:
+    # The second begins late and the first ends early: only 4 to 6 counts.
+    window = find_steady([*told(0, 1.0, 2.0, 3.0, 5.0, 6.0), *told(1, 4.0, 5.5, 7.0)])
+    assert (window.start, window.end, window.batches) == (4.0, 6.0, 3)
+
+
+def test_workers_that_never_trained_together_cannot_be_measured() -> None:
+    with pytest.raises(InvalidRequestError, match="too few batches"):
+        find_steady([*told(0, 1.0, 2.0), *told(1, 3.0, 4.0)])
+    with pytest.raises(InvalidRequestError, match="too few batches"):
+        find_steady([])
+
+
+def test_cpu_of_a_batch_is_without_the_start_of_its_worker() -> None:
+    assert worker_cpu([*told(0, 1, 2, 3, cpu_s=0.5), *told(1, 1, 2, cpu_s=2.0)]) == pytest.approx(
+        (2 * 0.5 + 2.0) / 3
+    )
+
+
+def test_bytes_of_tcp_connections_are_those_that_were_sent() -> None:
+    before = count_tcp_bytes()
+    if before is None:
+        pytest.skip("this system does not count")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as one,
+        server.accept()[0] as other,
+    ):
+        one.sendall(bytes(10_000))
+        left = 10_000
+        while left:
+            left -= len(other.recv(left))
+        other.sendall(b"x")  # its arrival acknowledges what came
+        assert one.recv(1) == b"x"
+        after = count_tcp_bytes()
+        assert one.fileno() >= 0  # looked at, not closed
+        assert after is not None
+        # Once as sent and once as received; the last byte may not be acknowledged yet.
+        assert 20_000 <= after - before <= 20_010
+
+
+def test_what_the_system_says_is_read() -> None:
+    assert parse_loopback(["  eth0: 5 1", "lo:77 2 0"]) == 77
+    assert parse_loopback(["  eth0: 5 1"]) is None
+    if Path("/proc/net/dev").exists():
+        assert (loopback_bytes() or 0) > 0
+        assert (resident_max(1 << 30)) is None
+
+
+def test_strategies_differ_in_what_is_coded_and_committed() -> None:
+    specs = {name: Job(strategy=name, workload=TINY).spec for name in STRATEGIES}
+    held = {name: cluster.count_bytes(spec) for name, spec in specs.items()}
+    assert held[NONE].parities == 0
+    assert held[NONE].rows == held[ECRM].rows == held[ECREC].rows
+    networks = specs[ECREC].tables[-1]
+    assert held[ECREC].parities - held[ECRM].parities == 4 * networks.rows * networks.width
+    assert [Job(strategy=s, workload=TINY).settings().two_phase for s in STRATEGIES] == [
+        False,
+        False,
+        True,
+    ]
+
+
+def test_losses_that_nobody_asked_for_are_told_apart() -> None:
+    happened: list[events.Event] = [
+        events.ServerLost(server=1, pid=7, how="was killed by signal 9\nits last words"),
+        events.ServerLost(server=2, pid=8, how="silent: nothing for 1 s"),
+        events.WorkerLost(worker=0, pid=9, how="ended with code 1", batches=()),
+    ]
+    assert find_strays(happened, [7]) == ("silent: nothing for 1 s", "ended with code 1")
+    assert find_strays(happened)[0] == "was killed by signal 9"
+
+
+def test_a_training_that_was_spoilt_is_repeated_and_said_so() -> None:
+    whole = Trained(Job(strategy=NONE, workload=TINY), 1.0, 1.0, 1.0, None, None, None, 0.5)
+    spoilt = [UnavailableError("a server was lost"), DataLossError("rows are gone")]
+
+    def attempt() -> Trained:
+        if spoilt:
+            raise spoilt.pop(0)
+        return whole
+
+    found, reasons = train_calm(attempt)
+    assert (found, reasons) == (whole, ("a server was lost", "rows are gone"))
+    assert "2 trainings (a server was lost / rows are gone)" in cluster.describe_repeats(reasons)[0]
+
+
+def test_trainings_that_are_always_spoilt_end_with_an_error() -> None:
+    def attempt() -> Trained:
+        raise UnavailableError("a server was lost")
+
+    with pytest.raises(UnavailableError, match="every attempt"):
+        train_calm(attempt, times=2)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_shards_of_all_servers_are_all_rows_and_parities(strategy: str) -> None:
+    spec = Job(strategy=strategy, workload=TINY).spec
+    held = cluster.count_bytes(spec)
+    assert sum(count_shard(spec, server) for server in range(5)) == held.rows + held.parities
+
+
+def test_local_training_learns_and_takes_time() -> None:
+    local = train_local(TINY, batches=12)
+    assert local.batch_s > 0 and local.cpu_s > 0
+    assert 0.2 < local.loss < 1.0
+
+
+def test_every_ratio_has_two_real_sides(section: SimpleNamespace) -> None:
+    for ratio in section.ratios:
+        assert ratio.ours > 0 and ratio.peer > 0 and math.isfinite(ratio.ratio), ratio.name
+    targets = {r.name: (r.sense, r.target) for r in section.ratios if r.target is not None}
+    assert targets == {
+        "time of a batch: ecrm": ("at most", 1.05),
+        "time of a batch: ecrec": ("at most", 1.18),
+        "throughput of one worker on servers: none": ("at least", 0.7),
+    }
+
+
+def test_bytes_and_losses_are_those_of_the_same_training(section: SimpleNamespace) -> None:
+    sheets = {sheet.title: sheet for sheet in section.sheets}
+    strategies = sheets["DLRM tiny: networks dominate"].rows
+    assert [row[0] for row in strategies] == list(STRATEGIES)
+    losses = [float(row[-1]) for row in strategies]
+    assert np.ptp(losses) < 1e-3  # one worker, the same batches: the same training
+    pulled = [float(row[1]) for row in sheets["Network: MB of a batch"].rows if row[1] != "–"]
+    assert all(each > 0 for each in pulled)
+    memory = sheets["Memory: MB on all servers together"].rows
+    assert memory[0][3] == "0.0%" and memory[2][3] == "100.0%"  # of two servers: copies
+    assert all(float(row[4]) > 0 for row in memory if row[4] != "–")
