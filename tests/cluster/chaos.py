@@ -10,8 +10,8 @@ from holdfast.cluster.coordinator import Coordinator
 from holdfast.cluster.engine import Process
 from tests.cluster.threads import CrashingEngine, When
 
-KINDS = ("pull", "push", "stage", "commit", "fold", "apply", "freeze", "fetch", "thaw", "view",
-         "adopt", "recover", "report", "settle", "drain")  # fmt: skip
+KINDS = ("pull", "push", "stage", "commit", "fold", "apply", "freeze", "fetch", "slab", "handover",
+         "thaw", "view", "adopt", "recover", "report", "settle", "drain")  # fmt: skip
 
 
 @dataclass

@@ -176,7 +176,7 @@ def test_malformed_pulls_are_refused(server: Server, what: str) -> None:
 
 def fold(**changes: Any) -> Message:
     """A flush that is right but for what is changed."""
-    meta = {"number": 1, "frozen": [], "receivers": [0], "arenas": [[0, 1, WIDTH]]}
+    meta = {"number": 1, "frozen": [], "receivers": [0], "arenas": [[0, 1, WIDTH, "difference"]]}
     arrays = {
         "marks": np.zeros(1, np.int64),
         "slots": np.zeros(1, I4),
@@ -195,16 +195,23 @@ FOLDS: dict[str, dict[str, Any]] = {
     "frozen is text": {"frozen": "x"},
     "tables are none": {"arenas": None},
     "no width": {"arenas": [[0, 1]]},
-    "no such table": {"arenas": [[2, 1, WIDTH]]},
-    "a table below zero": {"arenas": [[-1, 1, WIDTH]]},
-    "a table without parity": {"arenas": [[1, 1, WIDTH]]},
-    "a count below zero": {"arenas": [[0, -1, WIDTH]]},
-    "a count of a half": {"arenas": [[0, 0.5, WIDTH]]},
-    "a huge count": {"arenas": [[0, 1 << 62, WIDTH]]},
-    "a count beyond any": {"arenas": [[0, 1 << 80, WIDTH]]},
-    "a width below one": {"arenas": [[0, 1, 0]]},
-    "a huge width": {"arenas": [[0, 1, 1 << 62]]},
-    "another width": {"arenas": [[0, 1, 1]], "diffs": np.ones(1, np.uint32)},
+    "no kind": {"arenas": [[0, 1, WIDTH]]},
+    "an unknown kind": {"arenas": [[0, 1, WIDTH, "record"]]},
+    "a kind that is a list": {"arenas": [[0, 1, WIDTH, ["gradient"]]]},
+    "gradients for parities of differences": {
+        "arenas": [[0, 1, 2, "gradient"]],
+        "diffs": np.ones(2, np.float32),
+    },
+    "no such table": {"arenas": [[2, 1, WIDTH, "difference"]]},
+    "a table below zero": {"arenas": [[-1, 1, WIDTH, "difference"]]},
+    "a table without parity": {"arenas": [[1, 1, WIDTH, "difference"]]},
+    "a count below zero": {"arenas": [[0, -1, WIDTH, "difference"]]},
+    "a count of a half": {"arenas": [[0, 0.5, WIDTH, "difference"]]},
+    "a huge count": {"arenas": [[0, 1 << 62, WIDTH, "difference"]]},
+    "a count beyond any": {"arenas": [[0, 1 << 80, WIDTH, "difference"]]},
+    "a width below one": {"arenas": [[0, 1, 0, "difference"]]},
+    "a huge width": {"arenas": [[0, 1, 1 << 62, "difference"]]},
+    "another width": {"arenas": [[0, 1, 1, "difference"]], "diffs": np.ones(1, np.uint32)},
     "fewer differences than counted": {"diffs": np.ones(WIDTH - 1, np.uint32)},
     "more differences than counted": {"diffs": np.ones(2 * WIDTH, np.uint32)},
     "more slots than counted": {"slots": np.zeros(2, I4)},

@@ -10,6 +10,7 @@ Invariants:
   and in stripes with each other, as if it were alone, whatever tables are before it. Checkpoints
   and whoever counts a table's rows need not know of arenas.
 - Rows between two tables are zero for ever.
+- Hot rows are a table like others here (hot.py).
 
 Not here: the rows (arenashard.py).
 
@@ -29,6 +30,7 @@ from holdfast.placement import Placement
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from holdfast.cluster.hot import HotTable
     from holdfast.cluster.spec import Optimizer, TableSpec
 
 
@@ -38,6 +40,12 @@ class PlacedTable:
 
     table: TableSpec
     start: int
+    hot: HotTable | None = None
+    """Whose hot rows they are, if they are."""
+
+    def first_ids(self, ids_N: np.ndarray) -> np.ndarray:
+        """The ids that decide first values: hot rows begin as they do in their base table."""
+        return ids_N if self.hot is None else self.hot.ids_H[ids_N]
 
     @property
     def slot(self) -> int:
@@ -99,6 +107,16 @@ class Arena:
         return self.tables[0].table.is_held
 
     @cached_property
+    def propagation(self) -> str:
+        """What servers tell parity of them."""
+        return self.tables[0].table.propagation
+
+    @cached_property
+    def keeps_states(self) -> bool:
+        """Whether parity servers keep the optimizer state of the rows of their stripes."""
+        return self.tables[0].table.keeps_states
+
+    @cached_property
     def stripes(self) -> int:
         """How many stripes its rows form."""
         return self.placement.stripes(self.rows)
@@ -116,22 +134,29 @@ class Arena:
         for placed in self.tables:
             own_N = ids_N[(ids_N >= placed.start) & (ids_N < placed.start + placed.table.rows)]
             if len(own_N):
-                first, last = own_N.min() - placed.start, own_N.max() - placed.start
+                ends_N = placed.first_ids(np.array([own_N.min(), own_N.max()]) - placed.start)
+                first, last = ends_N.tolist()
                 rows = "1 row" if len(own_N) == 1 else f"{len(own_N)} rows"
                 where = f"{first}" if len(own_N) == 1 else f"{first} to {last}"
-                told.append(f"{placed.table.name}: {rows} ({where})")
+                name = placed.table.name if placed.hot is None else placed.hot.base.name
+                told.append(f"{name}: {rows} ({where})")
         return "; ".join(told)
 
 
-def plan_arenas(tables: Iterable[TableSpec]) -> tuple[Arena, ...]:
-    """Which tables lie behind each other: those alike in all but length, name and first values."""
+def plan_arenas(tables: Iterable[TableSpec], hot: Iterable[HotTable] = ()) -> tuple[Arena, ...]:
+    """Which tables lie behind each other: those alike in all but length, name and first values.
+    Hot rows come after all tables, so that those lie as they would without."""
     alike: dict[tuple[object, ...], list[PlacedTable]] = {}
-    for table in tables:
-        key = (table.dim, table.placement, table.code, table.optimizer, table.is_held)
+    for table, rows in (
+        *((table, None) for table in tables),
+        *((each.table, each) for each in hot),
+    ):
+        key = (table.dim, table.placement, table.code, table.optimizer, table.is_held,
+               table.propagation)  # fmt: skip
         before = alike.setdefault(key, [])
         start = 0
         if before:
             period = table.placement.period_rows
             start = -(-(before[-1].start + before[-1].table.rows) // period) * period
-        before.append(PlacedTable(table, start))
+        before.append(PlacedTable(table, start, rows))
     return tuple(Arena(tuple(placed)) for placed in alike.values())

@@ -51,7 +51,12 @@ def drain(spec: ClusterSpec, ask: Ask) -> None:
 def read_table(spec: ClusterSpec, name: str, ask: Ask) -> np.ndarray:
     """All rows of a table, whole records, in the order of their ids."""
     index, start = spec.places[name]
-    return _read_rows(spec, index, start, spec.tables[spec.index[name]].rows, ask)
+    records_NW = _read_rows(spec, index, start, spec.tables[spec.index[name]].rows, ask)
+    hot = spec.hot_tables.get(name)
+    if hot is not None:
+        index, start = spec.places[hot.table.name]
+        records_NW[hot.ids_H] = _read_rows(spec, index, start, hot.table.rows, ask)
+    return records_NW
 
 
 def _read_rows(spec: ClusterSpec, index: int, start: int, rows: int, ask: Ask) -> np.ndarray:

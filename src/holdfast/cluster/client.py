@@ -12,6 +12,7 @@ Invariants:
   of servers as long as the cluster does.
 - Without it, what a lost server had applied and not yet sent to parity is lost; at most
   ``pushes_lost`` pushes.
+- Whether a row is hot (hot.py) is seen here alone: who pulls and pushes names tables and ids.
 - Requests are answered by members of one epoch; a change of members is waited for, not reported.
 
 Not here: torch (worker.py), which batches are whose (leases.py).
@@ -21,8 +22,9 @@ Not here: torch (worker.py), which batches are whose (leases.py).
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,6 +36,7 @@ from holdfast.cluster.shard import Gradients
 from holdfast.cluster.spec import ClusterSpec
 from holdfast.cluster.view import View
 from holdfast.errors import ConflictError, InvalidRequestError, UnavailableError
+from holdfast.kernels import places
 
 _RETRY_S = 0.005
 _KEPT_MAX = 64  # pushes whose differences are not at parity yet
@@ -48,6 +51,19 @@ class _Kept:
     number: int
     is_decided: bool = False
     by_server: dict[int, list[Gradients]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Rows of a table in one arena: their ids there, and which of those asked for (None: all)."""
+
+    table: str
+    ids_N: Ids
+    at_N: np.ndarray | None
+
+
+def _join(ids: Sequence[Ids]) -> Ids:
+    return ids[0] if len(ids) == 1 else np.concatenate(ids)
 
 
 class Client:
@@ -90,26 +106,36 @@ class Client:
     def pull(self, wants: Mapping[str, Ids]) -> dict[str, np.ndarray]:
         """The weights of rows of some tables, in the order asked for; ids may repeat."""
         by_server: dict[int, list[tuple[int, np.ndarray]]] = {}
-        places: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+        targets: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
         out: dict[str, np.ndarray] = {}
-        for index, names in self._by_arena(wants).items():
-            ids_N = self._arena_ids(names, [wants[name] for name in names])
+        scattered: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        for index, pieces in self._by_arena(wants).items():
+            ids_N = _join([piece.ids_N for piece in pieces])
             rows_ND = np.empty((len(ids_N), self.spec.arenas[index].dim), np.float32)
             for server, at_N, slots_N in self._split(index, ids_N):
                 by_server.setdefault(server, []).append((index, slots_N))
-                places.setdefault(server, []).append((rows_ND, at_N))
+                targets.setdefault(server, []).append((rows_ND, at_N))
             start = 0
-            for name in names:
-                out[name] = rows_ND[start : start + len(wants[name])]
-                start += len(wants[name])
+            for piece in pieces:
+                found_ND = rows_ND[start : start + len(piece.ids_N)]
+                start += len(piece.ids_N)
+                if piece.at_N is None:
+                    out[piece.table] = found_ND
+                    continue
+                if piece.table not in out:
+                    shape = (len(wants[piece.table]), rows_ND.shape[1])
+                    out[piece.table] = np.empty(shape, np.float32)
+                scattered.append((out[piece.table], piece.at_N, found_ND))
         messages = {s: parts.pack_slots("pull", found) for s, found in by_server.items()}
         for server, answer in self._exchange(messages).items():
             flat, start = answer.arrays[0], 0
-            for rows_ND, at_N in places[server]:
+            for rows_ND, at_N in targets[server]:
                 size = len(at_N) * rows_ND.shape[1]
                 rows_ND[at_N] = flat[start : start + size].reshape(len(at_N), -1)
                 start += size
-        return out
+        for whole_ND, at_N, found_ND in scattered:
+            whole_ND[at_N] = found_ND
+        return {name: out[name] for name in wants}
 
     def push(self, number: int, gradients: Mapping[str, tuple[Ids, np.ndarray]]) -> None:
         """Apply gradients to rows, each id of a table named once. Numbers must rise."""
@@ -166,56 +192,67 @@ class Client:
 
     # Where rows are.
 
-    def _by_arena(self, names: Iterable[str]) -> dict[int, list[str]]:
-        found: dict[int, list[str]] = {}
-        for name in names:
-            if name not in self.spec.places:
+    def _by_arena(self, wants: Mapping[str, Ids]) -> dict[int, list[_Piece]]:
+        """Rows of tables as arenas number them; a table's hot rows lie apart from its others."""
+        found: dict[int, list[_Piece]] = {}
+        for name, ids_N in wants.items():
+            if name not in self.spec.index:
                 raise InvalidRequestError("no such table", table=name, tables=list(self.spec.index))
-            found.setdefault(self.spec.places[name][0], []).append(name)
-        return found
-
-    def _arena_ids(self, names: Sequence[str], ids: Sequence[Ids]) -> Ids:
-        """Rows of several tables of an arena, as it numbers them."""
-        found = []
-        for name, ids_N in zip(names, ids, strict=True):
             rows = self.spec.tables[self.spec.index[name]].rows
             if len(ids_N) and not (ids_N.min() >= 0 and ids_N.max() < rows):
                 raise InvalidRequestError("an id is outside its table", table=name, rows=rows)
-            found.append(ids_N + self.spec.places[name][1])
-        return found[0] if len(found) == 1 else np.concatenate(found)
+            hot = self.spec.hot_tables.get(name)
+            if hot is None:
+                self._add_piece(found, name, name, ids_N, None)
+                continue
+            is_hot_N, ranks_N = hot.find(ids_N)
+            self._add_piece(found, name, name, ids_N[~is_hot_N], np.flatnonzero(~is_hot_N))
+            self._add_piece(found, name, hot.table.name, ranks_N, np.flatnonzero(is_hot_N))
+        return found
+
+    def _add_piece(
+        self,
+        found: dict[int, list[_Piece]],
+        name: str,
+        placed: str,
+        ids_N: Ids,
+        at_N: np.ndarray | None,
+    ) -> None:
+        index, start = self.spec.places[placed]
+        found.setdefault(index, []).append(_Piece(name, ids_N + start, at_N))
 
     def _split(self, index: int, ids_N: Ids) -> list[tuple[int, np.ndarray, np.ndarray]]:
         """Rows of an arena by server: (server, which of them, their slots there)."""
-        placement = self.spec.arenas[index].placement
-        servers_N = placement.servers_of(ids_N)
-        slots_N = placement.slots_of(ids_N).astype(np.int32)
-        order_N = np.argsort(servers_N.astype(np.uint16), kind="stable")  # as few bits: radix sort
-        found, start = [], 0
-        for server, count in enumerate(np.bincount(servers_N, minlength=1).tolist()):
-            if count:
-                at_N = order_N[start : start + count]
-                found.append((server, at_N, slots_N[at_N]))
-                start += count
-        return found
+        numbers = self.spec.arenas[index].placement.numbers
+        at_N, slots_N, ends = places.sort_rows(ids_N, numbers)
+        return [
+            (server, at_N[start:stop], slots_N[start:stop])
+            for server, (start, stop) in enumerate(itertools.pairwise(ends))
+            if start < stop
+        ]
 
     def _gradients_by_server(
         self, gradients: Mapping[str, tuple[Ids, np.ndarray]]
     ) -> dict[int, list[Gradients]]:
         by_server: dict[int, list[Gradients]] = {}
-        for index, names in self._by_arena(gradients).items():
-            dim = self.spec.arenas[index].dim
-            for name in names:
-                ids_N, grads_ND = gradients[name]
-                if grads_ND.shape != (len(ids_N), dim):
-                    raise InvalidRequestError(
-                        "gradients do not fit their rows",
-                        table=name,
-                        shape=grads_ND.shape,
-                        rows=len(ids_N),
-                        dim=dim,
-                    )
-            ids_N = self._arena_ids(names, [gradients[name][0] for name in names])
-            grads_ND = np.concatenate([gradients[name][1] for name in names], dtype=np.float32)
+        by_arena = self._by_arena({name: ids_N for name, (ids_N, _) in gradients.items()})
+        for name, (ids_N, grads_ND) in gradients.items():
+            dim = self.spec.tables[self.spec.index[name]].dim
+            if grads_ND.shape != (len(ids_N), dim):
+                raise InvalidRequestError(
+                    "gradients do not fit their rows",
+                    table=name,
+                    shape=grads_ND.shape,
+                    rows=len(ids_N),
+                    dim=dim,
+                )
+        for index, pieces in by_arena.items():
+            ids_N = _join([piece.ids_N for piece in pieces])
+            found = [(gradients[piece.table][1], piece.at_N) for piece in pieces]
+            grads_ND = np.concatenate(
+                [each_ND if at_N is None else each_ND[at_N] for each_ND, at_N in found],
+                dtype=np.float32,
+            )
             for server, at_N, slots_N in self._split(index, ids_N):
                 by_server.setdefault(server, []).append(Gradients(index, slots_N, grads_ND[at_N]))
         return by_server

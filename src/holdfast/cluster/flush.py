@@ -40,6 +40,12 @@ class Flush:
         """Differences in it, one for each parity row."""
         return sum(len(part.slots_K) for parts in self.parts.values() for part in parts)
 
+    def bytes_of(self, kind: str) -> int:
+        """Bytes of its parts of one kind, with what they name."""
+        return sum(
+            part.bytes for parts in self.parts.values() for part in parts if part.kind == kind
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Report:

@@ -23,6 +23,7 @@ from typing import Any
 from holdfast import events
 from holdfast.cluster.engine import Engine, OnDeath, Process, Start
 from holdfast.cluster.message import Message
+from holdfast.cluster.pace import check_share
 from holdfast.cluster.pulse import Pulse
 from holdfast.cluster.spec import ClusterSpec
 from holdfast.cluster.view import View
@@ -39,10 +40,15 @@ class Settings:
 
     spares: int = 1
     two_phase: bool = True
-    flush_every_s: float = 0.0
-    """Differences wait at least so long, so that those of one row add up."""
+    flush_every_s: float = 0.2
+    """Differences leave a server so seldom, so that those of one row add up."""
     pulse_s: float = 0.5
     """A server silent for so long is taken for dead; 0: only deaths are seen."""
+    recovery_share: float = 0.25
+    """Of the time, that bringing a lost server back takes while workers pull or push there."""
+
+    def __post_init__(self) -> None:
+        check_share(self.recovery_share)
 
 
 class GoneError(Exception):
@@ -179,6 +185,7 @@ class Members:
             "view": view.to_json(),
             "coordinator": self._coordinator,
             "flush_every_s": self._settings.flush_every_s,
+            "recovery_share": self._settings.recovery_share,
             "renewal": self.renewals,
         }
 

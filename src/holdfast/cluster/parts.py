@@ -3,6 +3,8 @@
 Slots of all arenas lie behind each other in one array, values in another; the meta says how many of
 which arena. So a message has two or three arrays however many arenas there are.
 
+What waits for parity travels as words, differences and gradients alike; a part says what it is.
+
 Invariant: ``unpack`` checks that counts and arrays agree; what they name is checked by the shard.
 
 # N rows of all arenas, K differences of all arenas
@@ -19,6 +21,7 @@ from holdfast.cluster.arenashard import Differences
 from holdfast.cluster.flush import Flush
 from holdfast.cluster.message import Message
 from holdfast.cluster.shard import Gradients
+from holdfast.cluster.spec import PROPAGATIONS
 from holdfast.errors import InvalidRequestError
 
 
@@ -110,7 +113,9 @@ def pack_flush(flush: Flush, receiver: int) -> Message:
         "number": flush.number,
         "frozen": list(flush.frozen),
         "receivers": list(flush.receivers),
-        "arenas": [[part.arena, len(part.slots_K), part.diffs_KW.shape[1]] for part in found],
+        "arenas": [
+            [part.arena, len(part.slots_K), part.diffs_KW.shape[1], part.kind] for part in found
+        ],
     }
     return Message(
         "fold",
@@ -119,7 +124,7 @@ def pack_flush(flush: Flush, receiver: int) -> Message:
             flush.marks_W[:used],
             flatten([part.slots_K for part in found]),
             flatten([part.positions_K for part in found]),
-            flatten([part.diffs_KW for part in found]),
+            flatten([part.diffs_KW.view(np.uint32) for part in found]),
         ),
     )
 
@@ -135,9 +140,9 @@ def unpack_flush(message: Message, receiver: int, *, workers: int = 256) -> Flus
     marks_W[: len(marks)] = marks
     slots_K, positions_K = _as_ids(slots_K), _as_ids(positions_K)
     found, start, floats = [], 0, 0
-    for arena, count, width in message.meta["arenas"]:
+    for arena, count, width, kind in message.meta["arenas"]:
         stop, end = start + whole(count), floats + count * whole(width)
-        if width < 1 or stop > len(slots_K) or end > len(flat):
+        if width < 1 or stop > len(slots_K) or end > len(flat) or kind not in PROPAGATIONS:
             raise InvalidRequestError("malformed message", kind=message.kind)
         found.append(
             Differences(
@@ -145,6 +150,7 @@ def unpack_flush(message: Message, receiver: int, *, workers: int = 256) -> Flus
                 slots_K[start:stop],
                 positions_K[start:stop],
                 flat[floats:end].reshape(count, width),
+                kind,
             )
         )
         start, floats = stop, end

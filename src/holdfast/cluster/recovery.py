@@ -2,38 +2,41 @@
 
     freeze -> in-flight differences arrive -> fetch rows as parity knows them -> decode -> thaw
 
-Rows that somebody asks for are decoded at once; the sweep takes the rest range by range, then
-builds the parities anew. While a range is frozen its differences wait at the servers that made
-them; pulls and pushes do not.
+Rows that somebody asks for are decoded at once; the sweep takes the rest range by range, and builds
+the parities anew: with the rows where nobody else lacks anything (sweep.py), else after all rows
+are back everywhere. While a range is frozen its differences wait at the servers that made them;
+pulls and pushes do not.
 
 Invariants:
 - What is fetched between freeze and thaw belongs to one state of every stripe in the range.
 - A change of members voids every freeze; what was under way is tried again in the new epoch.
 - A row is decoded at most once; one that is here already is never overwritten.
 
-Not here: which members are sources (decode.py), when a server is replaced (coordinator.py).
+Not here: which members are sources (decode.py), freezes (freezer.py), when a server is replaced
+(coordinator.py).
 
 # N rows to rebuild, F fetches, W floats of a record, G ranges
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import itertools
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
 from holdfast.cluster import decode
 from holdfast.cluster.arenashard import ArenaShard, fold_rows
 from holdfast.cluster.decode import Sources
+from holdfast.cluster.freezer import Freezer, PipedPeers
 from holdfast.cluster.message import Message
+from holdfast.cluster.pace import Pace
 from holdfast.cluster.peers import Peers
 from holdfast.cluster.shard import Shard
 from holdfast.cluster.spec import granule_stripes
+from holdfast.cluster.sweep import SlabSweep
 from holdfast.cluster.view import View
 from holdfast.errors import ConflictError
 
@@ -53,17 +56,23 @@ class Recovery:
         shard: Shard,
         peers: Peers,
         *,
+        sweep_peers: PipedPeers,
+        share: float,
         wait_for_view: Callable[[int | None], View],
         tell: Callable[[str, dict[str, object]], None],
     ) -> None:
-        """``wait_for_view`` gives the view, newer than a version if one is given, or raises
-        StoppedError; ``tell`` reports progress."""
+        """The sweep has peers of its own, so that nobody who asks for rows waits behind it, and
+        while workers pull or push here it takes ``share`` of the time.
+
+        ``wait_for_view`` gives the view, newer than a version if one is given, or raises
+        StoppedError; ``tell`` reports progress.
+        """
         self._shard = shard
-        self._peers = peers
+        self._freezer = Freezer(shard, peers, name="rows")
+        self._slabs = SlabSweep(shard, sweep_peers, Pace(share, shard.traffic))
         self._wait_for_view = wait_for_view
         self._tell = tell
-        self._turn = threading.Lock()
-        self._numbers = itertools.count()  # safe between threads, as a generator is not
+        self._teller: ThreadPoolExecutor | None = None
 
     # On demand.
 
@@ -86,7 +95,7 @@ class Recovery:
                 for arena, slots_N in wanted
                 for g in np.unique(self._shard.arenas[arena].granules(slots_N))
             }
-            with self._frozen(view, sorted(granules)) as (ticket, _):
+            with self._freezer.frozen(view, sorted(granules)) as (ticket, _):
                 for arena, slots_N in wanted:
                     self._decode_rows(view, ticket, arena, slots_N)
             self._shard.counts["rows_on_demand"] += sum(len(slots_N) for _, slots_N in wanted)
@@ -96,20 +105,51 @@ class Recovery:
     # The sweep.
 
     def sweep(self) -> None:
-        """Decode all rows, then build all parities."""
-        started = time.perf_counter()
+        """Decode all rows, and build all parities."""
+        with ThreadPoolExecutor(1, "holdfast-tell") as teller:  # the sweep does not wait for it
+            self._teller = teller
+            started = time.perf_counter()
+            try:
+                self._sweep_all(started)
+            finally:
+                self._slabs.close()
+            self._tell_later("parities", {"seconds": time.perf_counter() - started}).result()
+
+    def _sweep_all(self, started: float) -> None:
         for granule in range(self._shard.spec.locks):
             self._in_view(functools.partial(self._sweep_rows, granule))
         assert self._shard.rows_missing == 0
-        self._tell("rows", {"seconds": time.perf_counter() - started})
-        self._wait_until(lambda view: not view.lacks_rows)
+        self._tell_later("rows", {"seconds": time.perf_counter() - started})
+        if not self._shard.ready_G.all():
+            self._wait_until(lambda view: not view.lacks_rows)
         for granule in range(self._shard.spec.locks):
             self._in_view(functools.partial(self._sweep_parities, granule))
-        self._tell("parities", {"seconds": time.perf_counter() - started})
+
+    def _tell_later(self, what: str, facts: dict[str, object]) -> Future[None]:
+        """Tell, in the order of such calls."""
+        assert self._teller is not None
+        return self._teller.submit(self._tell, what, facts)
+
+    def _sweep_slabs(self, granule: int, view: View) -> bool:
+        """Rebuild a range, rows and parities at once, if nobody else lacks anything."""
+        if self._shard.ready_G[granule] or not self._slabs.can_sweep(view):
+            return False
+        started = time.perf_counter()
+        rows = self._slabs.sweep(granule, view)
+        self._tell_range(granule, rows, time.perf_counter() - started)
+        return True
+
+    def _tell_range(self, granule: int, rows: int, seconds: float) -> None:
+        left = self._shard.rows_missing
+        self._tell_later(
+            "range", {"granule": granule, "rows": rows, "seconds": seconds, "left": left}
+        )
 
     def _sweep_rows(self, granule: int, view: View) -> None:
         """Decode what a range still lacks."""
         shard = self._shard
+        if self._sweep_slabs(granule, view):
+            return
         started = time.perf_counter()
         wanted = []
         for index, arena in enumerate(shard.arenas):
@@ -123,23 +163,20 @@ class Recovery:
         if not wanted:
             return
         rows = 0
-        with self._frozen(view, [granule]) as (ticket, _):
+        with self._freezer.frozen(view, [granule]) as (ticket, _):
             for index, slots_N in wanted:
                 for block_N in _blocks(shard.arenas[index], slots_N):
                     rows += self._decode_rows(view, ticket, index, block_N)
-        self._tell("range", {
-            "granule": granule, "rows": rows, "seconds": time.perf_counter() - started,
-            "left": shard.rows_missing,
-        })  # fmt: skip
+        self._tell_range(granule, rows, time.perf_counter() - started)
 
     def _sweep_parities(self, granule: int, view: View) -> None:
         shard = self._shard
-        if shard.ready_G[granule]:
+        if shard.ready_G[granule] or self._sweep_slabs(granule, view):
             return
         if view.lacks_rows:  # somebody was lost since: parities are made of all rows
             raise ConflictError("rows are missing", servers=sorted(view.lacks_rows))
         built = []
-        with self._frozen(view, [granule]) as (ticket, marks):
+        with self._freezer.frozen(view, [granule]) as (ticket, marks):
             for index, arena in enumerate(shard.arenas):
                 if arena.code is None:
                     continue
@@ -178,7 +215,7 @@ class Recovery:
             )
             for server, part in parts.items()
         }
-        for server, answer in self._ask(messages).items():
+        for server, answer in self._freezer.ask(messages).items():
             part = parts[server]
             at = 0
             for records_FW in answer.arrays:  # data rows, then parities
@@ -189,42 +226,11 @@ class Recovery:
                 at += len(records_FW)
         return out_NW
 
-    @contextlib.contextmanager
-    def _frozen(
-        self, view: View, granules: Sequence[int]
-    ) -> Iterator[tuple[str, dict[int, np.ndarray]]]:
-        """Freeze ranges everywhere, this server included; gives the marks of what has left."""
-        shard = self._shard
-        ticket = f"{shard.server}.{next(self._numbers)}"
-        others = [server for server in range(len(view.addresses)) if server != shard.server]
-        meta = {"ticket": ticket, "granules": list(granules)}
-        marks = {}
-        try:
-            marks[shard.server] = shard.freeze(ticket, granules, epoch=view.epoch)
-            for server, answer in self._ask(
-                {server: Message("freeze", meta) for server in others}
-            ).items():
-                marks[server] = answer.arrays[0]
-            yield ticket, marks
-        finally:
-            shard.thaw(ticket)
-            with contextlib.suppress(ConflictError):
-                self._ask({server: Message("thaw", {"ticket": ticket}) for server in others})
-
-    def _ask(self, messages: dict[int, Message]) -> dict[int, Message]:
-        """Ask peers; one that is gone, or knows of other members, voids what is under way."""
-        with self._turn:
-            answers, failures = self._peers.ask_all(messages)
-        if failures:
-            raise ConflictError("the cluster has changed", servers=sorted(failures))
-        return answers
-
     def _in_view(self, attempt: Callable[[View], None]) -> None:
         """Try until it is done in one epoch."""
         while True:
             view = self._wait_for_view(None)
-            with self._turn:
-                self._peers.enter(view)
+            self._freezer.enter(view)
             try:
                 return attempt(view)
             except ConflictError:

@@ -10,7 +10,7 @@ Invariants:
 - This process never imports torch.
 
 Not here: what a shard does (shard.py), how messages travel (wire.py), who is alive
-(coordinator.py), checkpoints (keeper.py).
+(coordinator.py), checkpoints (keeper.py), what others' recovery is given (giver.py).
 
 # N rows of a request, G ranges, W workers
 """
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ import numpy as np
 
 from holdfast.cluster import parts
 from holdfast.cluster.flush import Flush, Report
+from holdfast.cluster.freezer import PipedPeers
+from holdfast.cluster.giver import Giver
 from holdfast.cluster.keeper import Keeper
 from holdfast.cluster.message import Message
 from holdfast.cluster.peers import Peers
@@ -63,7 +66,9 @@ class Server:
         self._threads: list[threading.Thread] = []
         self._coordinator = ""
         self._sweeps = 0  # asked for; one thread makes them all
+        self._bytes = Counter[str]()  # of arrays in messages, by who asked
         self._swept = 0  # the renewal whose parities are built
+        self._giver = Giver(lambda: self.shard)
         self._keeper = Keeper(lambda: self.shard)
         self._handlers: dict[str, Callable[[Caller, Message], Message]] = {
             "begin": self._begin,
@@ -86,7 +91,9 @@ class Server:
             "apply": self._apply,
             "freeze": self._freeze,
             "thaw": self._thaw,
-            "fetch": self._fetch,
+            "fetch": self._giver.fetch,
+            "handover": self._giver.open,
+            "slab": self._giver.slab,
             "drain": self._drain,
             "stats": self._stats,
             "load": self._load,
@@ -130,7 +137,9 @@ class Server:
         if handler is None:
             raise InvalidRequestError("unknown kind of message", kind=message.kind)
         try:
-            return handler(caller, message)
+            answer = handler(caller, message)
+            self._count(caller, message, answer)
+            return answer
         except StoppedError as error:
             raise UnavailableError("this server is closing") from error
         except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -139,6 +148,13 @@ class Server:
             raise InvalidRequestError(
                 "malformed message", kind=message.kind, found=repr(error)
             ) from error
+
+    def _count(self, caller: Caller, *messages: Message) -> None:
+        """Bytes of rows that went between this server and workers, or came here from servers."""
+        who = caller.name.partition("-")[0]
+        size = sum(array.nbytes for message in messages for array in message.arrays)
+        with self._has_changed:
+            self._bytes[who] += size
 
     # Membership.
 
@@ -180,6 +196,8 @@ class Server:
         self._recovery = Recovery(
             shard,
             Peers(f"server-{shard.server}-recovery", self._token),
+            sweep_peers=PipedPeers(f"server-{shard.server}-sweep", self._token),
+            share=float(meta.get("recovery_share", 1.0)),
             wait_for_view=self._wait_for_view,
             tell=self._tell,
         )
@@ -249,6 +267,7 @@ class Server:
         the old one, to a server that still believes them frozen."""
         if view.epoch > self._listener.epoch:
             self._listener.epoch = view.epoch
+            self._giver.clear()  # of members that may be gone
         with self._has_changed:
             self._view = view
             self._has_changed.notify_all()
@@ -386,9 +405,7 @@ class Server:
         peers = Peers(f"server-{shard.server}", self._token)
         try:
             while not self._is_closing:
-                shard.wait_for_work(_IDLE_S)
-                if self._flush_every_s:
-                    time.sleep(self._flush_every_s)
+                shard.wait_for_work(_IDLE_S, every_s=self._flush_every_s)
                 flush = shard.begin_flush()
                 if flush is not None:
                     self._deliver(peers, flush)
@@ -447,13 +464,6 @@ class Server:
         self.shard.thaw(str(message.meta["ticket"]))
         return Message("thawed")
 
-    def _fetch(self, _: Caller, message: Message) -> Message:
-        slots_N, parities_N = message.arrays
-        found = self.shard.fetch(
-            str(message.meta["ticket"]), int(message.meta["arena"]), slots_N, parities_N
-        )
-        return Message("fetched", {}, found)
-
     # Watching.
 
     def _drain(self, _: Caller, message: Message) -> Message:
@@ -470,6 +480,11 @@ class Server:
             "rows_missing": shard.rows_missing,
             "cpu_s": time.process_time(),
             "applied": shard.applied_W.tolist(),
+            "bytes": {
+                "queues": sum(arena.waiting_bytes for arena in shard.arenas),
+                "workers": self._bytes["worker"],
+                "servers": self._bytes["server"],
+            },
         })  # fmt: skip
 
 

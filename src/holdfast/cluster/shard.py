@@ -23,19 +23,21 @@ Not here: messages and peers (server.py), decoding (recovery.py), who is alive (
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from holdfast.cluster import slab
 from holdfast.cluster.arenashard import ArenaShard, Differences
 from holdfast.cluster.changes import SnapshotOrder
 from holdfast.cluster.flush import Flush, Report
-from holdfast.cluster.spec import ClusterSpec
-from holdfast.errors import ConflictError, InvalidRequestError
+from holdfast.cluster.spec import DIFFERENCE, GRADIENT, ClusterSpec, granules_of
+from holdfast.errors import ConflictError, DataLossError, InvalidRequestError
 
 _TICK_S = 0.05
 WORKERS_MAX = 256  # that a cluster sees in its life, replaced ones included
@@ -87,6 +89,8 @@ class Shard:
         # As a holder of rows: what left, and what is known to have arrived.
         self._flush: Flush | None = None
         self._next_flush = 1
+        self._flushed_at = 0.0
+        self._hurried = 0  # who waits for differences to leave
         self._known_GW = np.full((spec.locks, WORKERS_MAX), -1, np.int64)
         self._frozen: dict[str, frozenset[int]] = {}
         # As a holder of parities: what came from whom.
@@ -242,7 +246,8 @@ class Shard:
             while number > self._applied_W[worker]:
                 wanted = [self._wanted(worker, number, part) for part in parts]
                 if not self._has_room(wanted):
-                    self._changed.wait()
+                    with self._hurrying():
+                        self._changed.wait()
                     continue
                 for part in wanted:
                     self.arenas[part.arena].update(part.slots_N, part.grads_ND)
@@ -259,8 +264,9 @@ class Shard:
         """
         self._check_push(0, parts)
         with self._changed:
-            while not self._has_room(parts):
-                self._changed.wait()
+            with self._hurrying():
+                while not self._has_room(parts):
+                    self._changed.wait()
             for part in parts:
                 self.arenas[part.arena].assign(part.slots_N, part.grads_ND)
             self._changed.notify_all()
@@ -322,6 +328,10 @@ class Shard:
             marks_W: np.ndarray = self._known_GW.min(axis=0)
             return marks_W
 
+    def traffic(self) -> int:
+        """A number that rises when workers pull or push."""
+        return self.counts["rows_pulled"] + self.counts["rows_updated"]
+
     @property
     def applied_W(self) -> np.ndarray:
         """For each worker the last push that changed rows here."""
@@ -334,29 +344,48 @@ class Shard:
         """How many rows' differences wait."""
         return sum(arena.waiting for arena in self.arenas)
 
-    def wait_for_work(self, timeout_s: float) -> None:
-        """Return when something may be flushed, or after a while."""
+    def wait_for_work(self, timeout_s: float, *, every_s: float = 0.0) -> None:
+        """Return when something may be flushed, or after a while.
+
+        Flushes are at least ``every_s`` apart, so that differences add up, except while somebody
+        waits for one.
+        """
         with self._changed:
             if self._frozen or not self._has_news():
                 self._changed.wait(timeout_s)
+            while self._hurried == 0 and self._has_news():
+                left_s = self._flushed_at + every_s - time.monotonic()
+                if left_s <= 0:
+                    return
+                self._changed.wait(left_s)
+
+    @contextlib.contextmanager
+    def _hurrying(self) -> Iterator[None]:
+        """Differences leave at once while the block runs; the lock is held."""
+        self._hurried += 1
+        self._changed.notify_all()
+        try:
+            yield
+        finally:
+            self._hurried -= 1
 
     def _has_news(self) -> bool:
         return self.waiting() > 0 or bool((self._applied_W > self._known_GW.min(axis=0)).any())
 
     def wait_until_drained(self) -> None:
         """Return when no difference waits or is on its way."""
-        with self._changed:
+        with self._changed, self._hurrying():
             while self._flush is not None or self.waiting():
                 self._changed.wait(_TICK_S)
 
     def wait_durable(self, worker: int, timeout_s: float) -> None:
         """Return when what a worker pushed is at parity, or after a while."""
         ends_at = time.monotonic() + timeout_s
-        while self.durable_W()[worker] < self.applied_W[worker]:
-            left_s = ends_at - time.monotonic()
-            if left_s <= 0:
-                return
-            with self._changed:
+        with self._changed, self._hurrying():
+            while self.durable_W()[worker] < self._applied_W[worker]:
+                left_s = ends_at - time.monotonic()
+                if left_s <= 0:
+                    return
                 self._changed.wait(min(left_s, _TICK_S))
 
     def begin_flush(self) -> Flush | None:
@@ -368,14 +397,14 @@ class Shard:
             frozen = frozenset[int]().union(*self._frozen.values())
             parts: dict[int, list[Differences]] = {}
             for arena in self.arenas:
-                for server, part in arena.take(frozen).items():
-                    parts.setdefault(server, []).append(part)
+                for server, found in arena.take(frozen).items():
+                    parts.setdefault(server, []).extend(found)
             self._flush = Flush(
                 self._next_flush,
                 self._applied_W.copy(),
                 tuple(sorted(frozen)),
                 tuple(sorted(parts)),
-                {server: tuple(found) for server, found in parts.items()},
+                {server: tuple(each) for server, each in parts.items()},
             )
             self._next_flush += 1
             return self._flush
@@ -389,8 +418,11 @@ class Shard:
             is_open_G[list(flush.frozen)] = False
             self._known_GW[is_open_G] = np.maximum(self._known_GW[is_open_G], flush.marks_W)
             self._flush = None
+            self._flushed_at = time.monotonic()
             self.counts["flushes"] += 1
             self.counts["differences"] += flush.rows
+            self.counts["difference_bytes"] += flush.bytes_of(DIFFERENCE)
+            self.counts["gradient_bytes"] += flush.bytes_of(GRADIENT)
             self._changed.notify_all()
 
     # Differences in.
@@ -509,6 +541,54 @@ class Shard:
                 raise ConflictError("rows are missing here", tables=found.spec.name)
             return found.as_parity_knows(slots_N), found.parities(parities_N)
 
+    def slab_shape(self, arena: int, lost: int, stripes: range) -> tuple[int, int]:
+        """Rows and floats of what a lost server needs of some stripes.
+
+        Raises:
+            InvalidRequestError: there are no such stripes, or nothing is rebuilt from them so.
+        """
+        found = self._arena(arena)
+        self._check_server(lost)
+        is_known = 0 <= stripes.start <= stripes.stop <= found.spec.stripes
+        if not is_known or lost == self.server or found.code is None or not found.code.is_exact:
+            raise InvalidRequestError("no slab of such stripes", tables=found.spec.name, lost=lost,
+                                      first=stripes.start, last=stripes.stop)  # fmt: skip
+        rows = slab.slab_rows(found, giver=self.server, lost=lost, stripes=stripes)
+        return rows, found.spec.width
+
+    def pack_slab(
+        self, ticket: str, arena: int, lost: int, stripes: range, out_NW: np.ndarray
+    ) -> None:
+        """Copy what a lost server needs of some stripes, as parity knows it.
+
+        Raises:
+            ConflictError: they are not frozen any more, or not all is here.
+        """
+        with self._changed:
+            self._check_frozen(ticket)
+            found = self._arena(arena)
+            if not stripes:
+                return
+            first, last = granules_of(
+                np.array([stripes[0], stripes[-1]]), stripes=found.spec.stripes,
+                locks=self.spec.locks,
+            )  # fmt: skip
+            if not self._frozen[ticket].issuperset(range(first, last + 1)):
+                raise ConflictError("these stripes are not frozen", ticket=ticket)
+            is_ready = self._is_ready_G[first : last + 1].all()
+            if not is_ready or not slab.has_all(found, stripes):
+                raise ConflictError("not all of these stripes is here", tables=found.spec.name)
+            slab.pack_slab(found, out_NW, giver=self.server, lost=lost, stripes=stripes)
+
+    def install_block(self, block: slab.Block, built_BW: np.ndarray) -> int:
+        """Put decoded rows in place, and parities of a range that is not ready yet; how many rows
+        were new. The parities count from ``install_parities`` on."""
+        arena = self.arenas[block.arena]
+        rows_NW, parities_NW = np.split(built_BW, [len(block.rows)])
+        with self._changed:
+            arena.parities_QW[block.parities.start : block.parities.stop] = parities_NW
+            return slab.install_rows(arena, block.rows, rows_NW)
+
     def supply(self, parts: Sequence[Gradients]) -> int:
         """Weights of rows that workers hold, for those that are lost here; how many were."""
         self._check_push(0, parts)
@@ -543,7 +623,13 @@ class Shard:
 
         Raises:
             ConflictError: they are not frozen any more: differences may have passed by.
+            DataLossError: parities of gradients have states, which are not built anew.
         """
+        for each in self.arenas:
+            if each.spec.keeps_states:
+                raise DataLossError("float sums of gradients cannot be built anew",
+                                    tables=each.spec.name,
+                                    todo="use propagation='difference' to recover")  # fmt: skip
         with self._changed:
             self._check_frozen(ticket)
             for arena, slots_N, parities_NW in built:

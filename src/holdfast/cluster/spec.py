@@ -21,6 +21,7 @@ import numpy as np
 
 from holdfast.cluster.arena import Arena, plan_arenas
 from holdfast.cluster.code import make_code
+from holdfast.cluster.hot import HotTable, check_hot
 from holdfast.errors import InvalidRequestError
 from holdfast.kernels import optimizers
 from holdfast.placement import Placement
@@ -33,6 +34,8 @@ OPTIMIZERS = {
     "adam": optimizers.ADAM,
 }
 CODES = ("none", "xor", "rs", "sum")
+DIFFERENCE, GRADIENT = "difference", "gradient"
+PROPAGATIONS = (DIFFERENCE, GRADIENT)
 LOCKS_MAX = 4096
 _TABLE_ROWS_MAX = 1 << 40
 _WIDTH_MAX = 1 << 16
@@ -91,6 +94,11 @@ class TableSpec:
     """First weights are uniform in [-bound, bound)."""
     is_held: bool = False
     """Workers hold all its weights, and supply them to a server that lost them; state is lost."""
+    propagation: str = DIFFERENCE
+    """What servers tell parity: how records changed, or the gradients, so that parity servers
+    repeat the optimizer's steps. That is for copies, one data row a stripe, where gradients are
+    narrower than records; and for the code ``sum``, to compare: parity servers then keep the state
+    of all their data rows, and a server that is lost cannot be recovered."""
 
     def __post_init__(self) -> None:
         for name, most in (("rows", _TABLE_ROWS_MAX), ("dim", _WIDTH_MAX)):
@@ -123,6 +131,7 @@ class TableSpec:
             )
         if self.code != "none":
             make_code(self.code, self.placement.data, self.placement.parity)  # refuses nonsense
+        _check_propagation(self)
 
     @property
     def width(self) -> int:
@@ -134,6 +143,49 @@ class TableSpec:
         """How many stripes its rows form."""
         return self.placement.stripes(self.rows)
 
+    @property
+    def losses_max(self) -> int:
+        """How many servers may be lost at once without losing a row of it."""
+        if self.is_held:
+            return self.placement.servers
+        return 0 if self.keeps_states else self.placement.parity
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether parity servers keep the optimizer state of the rows of their stripes."""
+        return self.propagation == GRADIENT and self.code == "sum"
+
+
+def _check_propagation(table: TableSpec) -> None:
+    """Refuse gradients where parity servers could not follow them."""
+    if table.propagation not in PROPAGATIONS:
+        raise InvalidRequestError(
+            "unknown propagation", propagation=table.propagation, known=list(PROPAGATIONS)
+        )
+    if table.propagation == DIFFERENCE:
+        return
+    facts = {"table": table.name, "code": table.code}
+    todo = "use propagation='difference'"
+    if table.code == "none":
+        raise InvalidRequestError("no parity to pass gradients on to", **facts, todo=todo)
+    if table.code == "sum":
+        if table.optimizer.weight_decay > 0:
+            raise InvalidRequestError(
+                "with weight decay a step depends on weights, which a parity server has not",
+                **facts,
+                weight_decay=table.optimizer.weight_decay,
+                todo=todo,
+            )
+        return
+    code = make_code(table.code, table.placement.data, table.placement.parity)
+    if table.placement.data != 1 or not (code.coefficients == 1).all():
+        raise InvalidRequestError(
+            "only copies of a row can follow its gradients",
+            **facts,
+            data=table.placement.data,
+            todo=f"{todo}, or stripes of one data row",
+        )
+
 
 @dataclass(frozen=True)
 class ClusterSpec:
@@ -143,7 +195,10 @@ class ClusterSpec:
     locks: int = 10
     """Ranges that recovery freezes one after the other."""
     waiting_rows: int = 1 << 15
-    """Differences of so many rows of an arena may wait at a server before updates do."""
+    """Differences of so many rows of an arena, or so many gradients, may wait at a server before
+    updates do."""
+    hot: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Ids of rows, by table, that are copied instead of coded; see hot.py and choosehot.py."""
 
     def __post_init__(self) -> None:
         if not self.tables:
@@ -160,6 +215,7 @@ class ClusterSpec:
                 raise InvalidRequestError(
                     f"a cluster's {name} are a whole number from 1 on", **{name: value}, most=most
                 )
+        object.__setattr__(self, "hot", check_hot(self.tables, self.hot))
 
     @property
     def servers(self) -> int:
@@ -169,8 +225,7 @@ class ClusterSpec:
     @cached_property
     def parity(self) -> int:
         """How many servers may be lost at once without losing a row."""
-        needed = [table.placement.parity for table in self.tables if not table.is_held]
-        return min(needed, default=self.servers)
+        return min(table.losses_max for table in self.tables)
 
     @cached_property
     def parity_max(self) -> int:
@@ -184,12 +239,19 @@ class ClusterSpec:
 
     @cached_property
     def arenas(self) -> tuple[Arena, ...]:
-        """The tables as servers hold them."""
-        return plan_arenas(self.tables)
+        """The tables as servers hold them, hot rows among them."""
+        return plan_arenas(self.tables, self.hot_tables.values())
+
+    @cached_property
+    def hot_tables(self) -> dict[str, HotTable]:
+        """The hot rows of tables that have some."""
+        return {
+            name: HotTable(self.tables[self.index[name]], ids) for name, ids in self.hot.items()
+        }
 
     @cached_property
     def places(self) -> dict[str, tuple[int, int]]:
-        """In which of the arenas a table is, and where it starts there."""
+        """In which of the arenas a table is, and where it starts there; those of hot rows too."""
         return {
             placed.table.name: (index, placed.start)
             for index, arena in enumerate(self.arenas)
@@ -201,6 +263,7 @@ class ClusterSpec:
         return {
             "locks": self.locks,
             "waiting_rows": self.waiting_rows,
+            "hot": {name: list(ids) for name, ids in self.hot.items()},
             "tables": [
                 {
                     "name": t.name,
@@ -217,6 +280,7 @@ class ClusterSpec:
                     "seed": t.seed,
                     "bound": t.bound,
                     "is_held": t.is_held,
+                    "propagation": t.propagation,
                 }
                 for t in self.tables
             ],
@@ -235,7 +299,12 @@ class ClusterSpec:
                              "optimizer": Optimizer(**table["optimizer"])})
                 for table in value["tables"]
             )  # fmt: skip
-            return cls(tables, locks=value["locks"], waiting_rows=value["waiting_rows"])
+            return cls(
+                tables,
+                locks=value["locks"],
+                waiting_rows=value["waiting_rows"],
+                hot=value.get("hot", {}),
+            )
         except (KeyError, TypeError) as error:
             raise InvalidRequestError("not a cluster's description") from error
 

@@ -7,7 +7,8 @@ Segments hold rows by their global ids, columns as a table's schema has them: we
 column for each kind of optimizer state. So a cluster's checkpoints are an ordinary run.
 
 Invariants:
-- A segment holds rows of one table and one server.
+- A segment holds rows of one table and one server: of hot rows (hot.py) the one that would hold
+  them were they not, so that runs are the same whichever rows are hot.
 - A shard is loaded whole or not at all: every row comes from a base, then from what came after it.
 - No byte is used before its checksum is confirmed.
 
@@ -35,6 +36,7 @@ from holdfast.checkpoint.segment import Segment, encode_segment
 from holdfast.checkpoint.writer import store_segment
 from holdfast.cluster.arena import PlacedTable
 from holdfast.cluster.arenashard import ArenaShard
+from holdfast.cluster.hot import HotTable
 from holdfast.cluster.shard import Copied, Shard
 from holdfast.cluster.spec import ClusterSpec, TableSpec
 from holdfast.errors import CorruptDataError, DataLossError, HoldfastError, InvalidRequestError
@@ -185,11 +187,26 @@ def _by_table(
         for placed in spec.arenas[part.arena].tables:
             stop = placed.start + placed.table.rows
             lo, hi = np.searchsorted(part.ids_N, (placed.start, stop))
-            yield (
-                schema_of(placed.table),
-                part.ids_N[lo:hi] - placed.start,
-                part.records_NW[lo:hi],
-            )
+            ids_N, records_NW = part.ids_N[lo:hi] - placed.start, part.records_NW[lo:hi]
+            if placed.hot is not None:
+                yield from _apart(placed.hot, placed.hot.ids_H[ids_N], records_NW)
+                continue
+            hot = spec.hot_tables.get(placed.table.name)
+            if hot is not None:
+                is_hot_N, _ = hot.find(ids_N)
+                ids_N, records_NW = ids_N[~is_hot_N], records_NW[~is_hot_N]
+            yield schema_of(placed.table), ids_N, records_NW
+
+
+def _apart(
+    hot: HotTable, ids_N: np.ndarray, records_NW: np.ndarray
+) -> Iterator[tuple[TableSchema, np.ndarray, np.ndarray]]:
+    """Hot rows as rows of their base table, apart by the servers that would hold them there: then
+    nobody who reads the run need know which rows were hot."""
+    servers_N = hot.base.placement.servers_of(ids_N)
+    for server in np.unique(servers_N):
+        is_there_N = servers_N == server
+        yield schema_of(hot.base), ids_N[is_there_N], records_NW[is_there_N]
 
 
 # Rows in.
@@ -255,31 +272,53 @@ def load(
             continue
         arena.changes.begin()
         for placed in arena.spec.tables:
-            segments = _segments_of(placed.table, shard.server, catalog, loading)
+            segments = _segments_of(placed, shard.server, catalog, loading)
             check_frames(storage, catalog, [segment.extent for segment in segments])
             target = _Target(arena, placed, shard.server, loading)
             rows += _load_table(target, storage, catalog, segments, is_cancelled)
+            rows -= _hot_among(placed.table, shard)
             size += sum(segment.extent.bytes for segment in segments)
         arena.is_here_M[:] = True
         arena.rows_missing = 0
     return Loaded(rows, size)
 
 
+def _hot_among(table: TableSpec, shard: Shard) -> int:
+    """How many rows of a server are hot: they count where they are read, in their own table."""
+    hot = shard.spec.hot_tables.get(table.name)
+    if hot is None:
+        return 0
+    return int((table.placement.servers_of(hot.ids_H) == shard.server).sum())
+
+
 def _segments_of(
-    table: TableSpec, server: int, catalog: Catalog, loading: Loading
+    placed: PlacedTable, server: int, catalog: Catalog, loading: Loading
 ) -> list[SegmentEntry]:
     """What holds rows of this server, oldest born first."""
-    schema = schema_of(table)
+    schema = _stored_as(placed)
     if schema not in catalog.schema_of(catalog.checkpoint(loading.step)):
         raise InvalidRequestError(
             "the checkpoint is of other tables", table=schema.name, step=loading.step
         )
     segments = catalog.alive(loading.step, schema.name)
+    if placed.hot is not None:
+        # Other rows may have been hot when it was saved: any segment may hold those of now.
+        ids_N = placed.hot.ids_H[placed.table.placement.rows_of(server, placed.table.rows)]
+        return [
+            segment
+            for segment in segments
+            if ((ids_N >= segment.first) & (ids_N <= segment.last)).any()
+        ]
     if not loading.is_apart or not segments:
         return segments
     firsts_S = np.array([segment.first for segment in segments])
-    held_S = np.flatnonzero(table.placement.servers_of(firsts_S) == server)
+    held_S = np.flatnonzero(placed.table.placement.servers_of(firsts_S) == server)
     return [segments[at] for at in held_S]
+
+
+def _stored_as(placed: PlacedTable) -> TableSchema:
+    """The table whose rows they are in checkpoints: hot rows are their base table's."""
+    return schema_of(placed.table if placed.hot is None else placed.hot.base)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +340,7 @@ def _load_table(
 ) -> int:
     """Fill a table's rows; how many."""
     arena, table, loading = target.arena, target.placed.table, target.loading
-    schema, base = schema_of(table), catalog.checkpoint(loading.step).base
+    schema, base = _stored_as(target.placed), catalog.checkpoint(loading.step).base
     reader = SegmentReader(storage)
     based = 0
     for entry in segments:
@@ -341,6 +380,11 @@ def _own(
     placed, server = target.placed, target.server
     placement = placed.table.placement
     ids_N = segment.ids()
+    if placed.hot is not None:
+        is_hot_N, ranks_N = placed.hot.find(ids_N)
+        is_own_N = placement.servers_of(ranks_N) == server
+        slots_N = placed.slot + placement.slots_of(ranks_N[is_own_N])
+        return slots_N, np.flatnonzero(is_hot_N)[is_own_N]
     is_own_N = placement.servers_of(ids_N) == server
     if is_own_N.all():
         return placed.slot + placement.slots_of(ids_N), None

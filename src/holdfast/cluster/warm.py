@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from holdfast.cluster import decode
+from holdfast.cluster import decode, slab
 from holdfast.cluster.arenashard import fold_rows
 from holdfast.cluster.shard import Gradients, Shard
 from holdfast.cluster.spec import ClusterSpec, Optimizer, TableSpec
@@ -22,6 +22,16 @@ def warm_kernels() -> None:
     coded = Placement(3, data=2, parity=1)
     tables = (
         TableSpec("coded", 12, 4, coded, "xor", Optimizer("adagrad"), bound=0.1),
+        TableSpec(
+            "copied",
+            12,
+            4,
+            Placement(3, data=1, parity=1),
+            "xor",
+            Optimizer("adagrad"),
+            bound=0.1,
+            propagation="gradient",
+        ),
         TableSpec("alone", 12, 4, Placement(3), "none", Optimizer("adagrad"), bound=0.1),
     )
     shards = [Shard(ClusterSpec(tables, locks=2), server, epoch=1) for server in range(3)]
@@ -32,7 +42,7 @@ def warm_kernels() -> None:
     grads_ND = np.ones((4, 4), np.float32)
     grads_ND.flags.writeable = False  # as what comes in a message
     first.assign([Gradients(0, slots_N, grads_ND)])
-    first.push(0, 0, [Gradients(0, slots_N, grads_ND), Gradients(1, slots_N, grads_ND)])
+    first.push(0, 0, [Gradients(arena, slots_N, grads_ND) for arena in range(len(tables))])
     first.pull([(0, slots_N)])
     flush = first.begin_flush()
     assert flush is not None
@@ -42,6 +52,16 @@ def warm_kernels() -> None:
     first.end_flush()
     first.freeze("warm", [0, 1], epoch=1)
     first.fetch("warm", 0, slots_N, np.arange(2))
+    spans = range(first.arenas[0].spec.stripes)
+    (block,) = slab.plan_blocks(others[0].arenas[0], spans, block_bytes=1 << 20)
+    slabs = {}
+    for shard in (first, others[1]):
+        shard.freeze("slab", [0, 1], epoch=1)
+        slabs[shard.server] = np.empty(shard.slab_shape(0, 1, spans), np.float32)
+        shard.pack_slab("slab", 0, 1, spans, slabs[shard.server])
+    built_BW = np.empty((block.size, first.arenas[0].spec.width), np.float32)
+    first.arenas[0].copy_known(0, 2, np.arange(1), built_BW[:2])  # as where not all is wanted
+    slab.build_block(others[0].arenas[0], block, slabs, built_BW, lost=1)
     arena = first.arenas[0]
     assert arena.code is not None
     sources = decode.plan_rows(arena, slots_N, lacks_rows=[0], lacks_parities=[0])

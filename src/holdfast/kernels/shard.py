@@ -6,7 +6,9 @@ find it there and add nothing, so that differences of one record coalesce. A flu
 again, each with its difference, before XOR now.
 
     update, overwrite            records change, the new ones among them wait
+    note                         the same before something else changes them
     take_differences             some or all leave the list, with their differences
+    release                      the same, where parity is told otherwise what changed
     as_parity_knows              what a stripe is decoded from while records wait
 
 The list is three arrays and a count, the caller's: ``waiting_slots`` and ``before`` hold the
@@ -193,6 +195,27 @@ def overwrite(records_MW: Floats, slots_N: Slots, values_NW: Floats, waiting_at_
 
 
 @njit(cache=True, nogil=True)
+def _note_all(records_MW: Floats, slots_N: Slots, waiting_at_M: Places, waiting_slots_C: Slots,
+              before_CW: Floats, count: int) -> int:  # fmt: skip
+    if not check_ids(slots_N, records_MW.shape[0]):
+        raise IndexError("a slot is outside the records")
+    _check_list(records_MW, waiting_at_M, waiting_slots_C, before_CW, count, slots_N.size)
+    for i in range(slots_N.size):
+        row = np.uint64(slots_N[i])
+        count = _note(records_MW, row, waiting_at_M, waiting_slots_C, before_CW, count)
+    return count
+
+
+def note(records_MW: Floats, slots_N: Slots, waiting_at_M: Places, waiting_slots_C: Slots,
+         before_CW: Floats, count: int) -> int:  # fmt: skip
+    """Let records wait that are about to change, if they do not yet; how many wait now."""
+    waiting: int = _note_all(
+        records_MW, as_slots(slots_N), waiting_at_M, waiting_slots_C, before_CW, count
+    )
+    return waiting
+
+
+@njit(cache=True, nogil=True)
 def _check_picked(records_MW: Floats, waiting_at_M: Places, waiting_slots_C: Slots,
                   before_CW: Floats, count: int, picked_K: Slots) -> None:  # fmt: skip
     _check_list(records_MW, waiting_at_M, waiting_slots_C, before_CW, count, 0)
@@ -258,6 +281,24 @@ def take_differences(records_MW: Floats, waiting_at_M: Places, waiting_slots_C: 
         before_CW.view(np.uint32), count, as_slots(picked_K), slots_K, diffs_KW,
     )  # fmt: skip
     return slots_K, diffs_KW, left
+
+
+@njit(cache=True, nogil=True)
+def _let_go(records_MW: Floats, waiting_at_M: Places, waiting_slots_C: Slots, before_CW: Floats,
+            count: int, picked_K: Slots) -> int:  # fmt: skip
+    _check_picked(records_MW, waiting_at_M, waiting_slots_C, before_CW, count, picked_K)
+    return _release(waiting_at_M, waiting_slots_C, before_CW, count, picked_K)
+
+
+def release(records_MW: Floats, waiting_at_M: Places, waiting_slots_C: Slots, before_CW: Floats,
+            count: int, picked_K: Slots | None = None) -> int:  # fmt: skip
+    """Take records out of the waiting list, at ascending positions (None: all of them), without
+    their differences; how many wait still."""
+    picked_K = np.arange(count) if picked_K is None else picked_K
+    left: int = _let_go(
+        records_MW, waiting_at_M, waiting_slots_C, before_CW, count, as_slots(picked_K)
+    )
+    return left
 
 
 @njit(cache=True, nogil=True)

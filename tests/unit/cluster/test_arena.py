@@ -83,9 +83,11 @@ def test_only_tables_that_are_alike_share_an_arena() -> None:
         dataclasses.replace(users, name="placed", placement=Placement(5, data=3, parity=1)),
         dataclasses.replace(users, name="coded", code="rs"),
         dataclasses.replace(users, name="held", is_held=True),
+        dataclasses.replace(users, name="summed", code="sum"),
+        dataclasses.replace(users, name="told", code="sum", propagation="gradient"),
     ]
     alike = dataclasses.replace(users, name="items", rows=1, seed=7, bound=0.5)
     spec = ClusterSpec((users, *others, alike))
-    assert [len(arena.tables) for arena in spec.arenas] == [2, 1, 1, 1, 1, 1]
+    assert [len(arena.tables) for arena in spec.arenas] == [2, 1, 1, 1, 1, 1, 1, 1]
     assert spec.places["items"] == (0, placed.period_rows)
     assert spec.places["wider"] == (1, 0)

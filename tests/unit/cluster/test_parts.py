@@ -96,6 +96,34 @@ def test_flushes_come_back_to_the_bit(
         np.testing.assert_array_equal(part.diffs_KW, expected.diffs_KW)
 
 
+def test_differences_and_gradients_travel_together_to_the_bit() -> None:
+    """One is words, the other numbers; their bits are never rounded into each other."""
+    rng = np.random.default_rng(0)
+    words_KW = rng.integers(0, 1 << 32, (3, 7), dtype=np.uint32)
+    grads_KD = rng.integers(0, 1 << 32, (5, 2), dtype=np.uint32).view(np.float32)
+    found = (
+        Differences(0, slots(rng, 5), np.zeros(5, np.uint8), grads_KD, "gradient"),
+        Differences(0, slots(rng, 3), np.zeros(3, np.uint8), words_KW),
+    )
+    flush = Flush(1, np.full(WORKERS_MAX, -1, np.int64), (), (0,), {0: found})
+    assert flush.bytes_of("gradient") == found[0].bytes == 5 * (8 + 1 + 8)
+    assert flush.bytes_of("difference") == found[1].bytes == 3 * (8 + 1 + 28)
+    back = parts.unpack_flush(travelled(parts.pack_flush(flush, 0)), 0).parts[0]
+    assert [part.kind for part in back] == ["gradient", "difference"]
+    for part, expected in zip(back, found, strict=True):
+        np.testing.assert_array_equal(
+            part.diffs_KW.view(np.uint32), expected.diffs_KW.view(np.uint32)
+        )
+
+
+@pytest.mark.parametrize("kind", ["", "record", None, 1, ["gradient"], {}])
+def test_parts_of_an_unknown_kind_are_refused(kind: Any) -> None:
+    meta = {"number": 1, "frozen": [], "receivers": [0], "arenas": [[0, 4, 2, kind]]}
+    arrays = (np.zeros(1, np.int64), ROWS, ROWS.astype(np.uint8), np.ones(8, np.uint32))
+    with pytest.raises(InvalidRequestError):
+        parts.unpack_flush(Message("fold", meta, arrays), 0)
+
+
 # Counts that lie.
 
 ROWS = np.arange(4)
@@ -130,15 +158,15 @@ def test_gradients_are_float32(dtype: Any) -> None:
     "arenas",
     [
         [],
-        [[0, 3, 2]],
-        [[0, 5, 2]],
-        [[0, 4, 3]],
-        [[0, 4, 1]],
-        [[0, 4, 0]],
-        [[0, -1, 2], [0, 5, 2]],
-        [[0, 2, 2], [1, 3, 2]],
-        [[0, 1 << 62, 2]],
-        [[0, 4, 1 << 62]],
+        [[0, 3, 2, "difference"]],
+        [[0, 5, 2, "difference"]],
+        [[0, 4, 3, "difference"]],
+        [[0, 4, 1, "difference"]],
+        [[0, 4, 0, "difference"]],
+        [[0, -1, 2, "difference"], [0, 5, 2, "difference"]],
+        [[0, 2, 2, "difference"], [1, 3, 2, "difference"]],
+        [[0, 1 << 62, 2, "difference"]],
+        [[0, 4, 1 << 62, "difference"]],
     ],
 )
 def test_counts_that_disagree_with_differences_are_refused(arenas: list[list[int]]) -> None:

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from holdfast.cluster.spec import (
     CODES,
+    DIFFERENCE,
     LOCKS_MAX,
     OPTIMIZERS,
+    PROPAGATIONS,
     ClusterSpec,
     Optimizer,
     TableSpec,
@@ -41,20 +43,25 @@ def specs(draw: st.DrawFn) -> ClusterSpec:
     for name in names:
         placement = draw(placements(servers))
         codes = {0: ("none",), 1: ("xor", "rs", "sum")}.get(placement.parity, ("rs",))
+        code = draw(st.sampled_from(codes))
         optimizer = Optimizer(
             draw(st.sampled_from(list(OPTIMIZERS))), *(draw(NUMBERS) for _ in range(5))
         )
+        is_copied = placement.data == 1 and code in ("xor", "rs")
+        is_summed = code == "sum" and optimizer.weight_decay == 0
+        told = PROPAGATIONS if is_copied or is_summed else (DIFFERENCE,)
         tables.append(
             TableSpec(
                 name,
                 draw(st.integers(1, 1 << 40)),
                 draw(st.integers(1, 1 << 16)),
                 placement,
-                draw(st.sampled_from(codes)),
+                code,
                 optimizer,
                 seed=draw(st.integers(0, 1 << 62)),
                 bound=draw(st.floats(0, 1)),
                 is_held=draw(st.booleans()),
+                propagation=draw(st.sampled_from(told)),
             )
         )
     locks, waiting_rows = draw(st.integers(1, LOCKS_MAX)), draw(st.integers(1, 1 << 40))
@@ -89,6 +96,14 @@ def test_a_cluster_survives_what_its_least_coded_table_does() -> None:
     assert ClusterSpec((TableSpec("c", 9, 2, none, "none"), *tables)).parity == 0
     assert ClusterSpec((*tables, held)).parity_max == 2
     assert ClusterSpec((*tables, held)).index == {"a": 0, "b": 1, "c": 2}
+
+
+def test_sums_of_gradients_survive_no_loss() -> None:
+    told = table(code="sum", propagation="gradient")
+    assert told.keeps_states and told.losses_max == 0
+    assert ClusterSpec((table(name="a"), told)).parity == 0
+    copied = table(placement=Placement(5, data=1, parity=2), code="rs", propagation="gradient")
+    assert not copied.keeps_states and ClusterSpec((copied,)).parity == 2
 
 
 # Absurd settings.
@@ -249,3 +264,37 @@ def test_ranges_of_the_largest_tables_agree_too(
     is_inside = [stripe in found for stripe in around.tolist()]
     granules = granules_of(around, stripes=stripes, locks=locks)
     assert (granules == granule).tolist() == is_inside
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, r"only copies of a row can follow its gradients\. .*data=4; use propagation="),
+        ({"code": "rs"}, "only copies of a row"),
+        ({"code": "none", "placement": Placement(5)}, "no parity to pass gradients on to"),
+        (
+            {"code": "sum", "optimizer": Optimizer("sgd", weight_decay=0.1)},
+            r"a step depends on weights.*weight_decay=0\.1",
+        ),
+        ({"propagation": "both"}, r"unknown propagation\. propagation='both'"),
+        ({"propagation": None}, "unknown propagation"),
+    ],
+)
+def test_gradients_that_parity_could_not_follow_are_refused(
+    changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=says):
+        table(**{"propagation": "gradient", **changes})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"placement": Placement(5, data=1, parity=1)},
+        {"placement": Placement(5, data=1, parity=3), "code": "rs"},
+        {"placement": Placement(5, data=1, parity=1), "code": "rs"},
+        {"code": "sum"},
+    ],
+)
+def test_copies_and_sums_can_follow_gradients(changes: dict[str, Any]) -> None:
+    assert table(propagation="gradient", **changes).propagation == "gradient"

@@ -224,3 +224,45 @@ def test_a_list_without_room_or_of_another_shape_is_refused_before_anything_chan
         shard.gather(held.records, np.array([1]), 5)
     assert np.array_equal(bits(held.records), kept)
     held.check()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_noted_records_wait_as_updated_ones_do(kind: int) -> None:
+    width = 8 + optimizers.state_floats(kind, 8)
+    records = np.zeros((60, width), np.float32)
+    records[:, :8] = normal(60, 8)
+    held, noted = Held(records.copy(), 100), Held(records.copy(), 100)
+    rng = np.random.default_rng(3)
+    for step in range(5):
+        slots = rng.permutation(60)[: rng.integers(1, 20)].astype(np.int32)
+        grads = normal(slots.size, 8, seed=step)
+        held.update(slots, grads, kind)
+        noted.count = shard.note(noted.records, slots, *noted.list, noted.count)
+        optimizers.apply(noted.records, slots, grads, kind, HYPER)
+        noted.check()
+        assert np.array_equal(bits(noted.records), bits(held.records))
+        assert np.array_equal(noted.list[1][: noted.count], held.list[1][: held.count])
+
+
+@pytest.mark.parametrize("picked", [None, [], [0], [0, 3, 7], [9], list(range(10))])
+def test_released_records_stop_to_wait_and_the_others_stay(picked: list[int] | None) -> None:
+    held = Held(noise(30, 3), 40)
+    slots = np.random.default_rng(2).permutation(30)[:10]
+    held.overwrite(slots, noise(10, 3, seed=5))
+    chosen = None if picked is None else np.array(picked, int)
+    gone = slots if picked is None else slots[chosen]
+    held.count = shard.release(held.records, *held.list, held.count, chosen)
+    held.known[gone] = bits(held.records)[gone]
+    assert held.count == 10 - len(gone)
+    held.check()
+
+
+def test_a_bad_note_or_release_changes_nothing() -> None:
+    held = Held(noise(30, 3), 4)
+    with pytest.raises(IndexError):
+        shard.note(held.records, np.array([1, 30]), *held.list, 0)
+    with pytest.raises(ValueError, match="no room"):
+        shard.note(held.records, np.arange(5), *held.list, 0)
+    with pytest.raises(IndexError):
+        shard.release(held.records, *held.list, 0, np.array([0]))
+    held.check()

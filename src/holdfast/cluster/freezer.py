@@ -1,0 +1,105 @@
+"""Freezes of ranges at all servers, and questions to them meanwhile: one consistent read.
+
+    freeze everywhere -> differences on their way arrive -> ask, ask, ... -> thaw everywhere
+
+Invariants:
+- What is asked for between freeze and thaw belongs to one state of every stripe in the ranges: all
+  are frozen before the first question, and each server answers only while it still is.
+- A peer that is gone, or knows of other members, voids what is under way (ConflictError).
+
+Not here: what is asked for (recovery.py, sweep.py), what a freeze holds back (shard.py).
+
+# G ranges, W workers
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from holdfast.cluster.message import Message
+from holdfast.cluster.peers import Failures, Peers
+from holdfast.cluster.shard import Shard
+from holdfast.cluster.view import View
+from holdfast.errors import ConflictError, UnavailableError
+
+
+class Freezer:
+    """Asks peers in turns; several threads may."""
+
+    def __init__(self, shard: Shard, peers: Peers, *, name: str) -> None:
+        """Tickets have this name, which no other freezer of the server has."""
+        self._shard, self._peers, self._name = shard, peers, name
+        self._turn = threading.Lock()
+        self._numbers = itertools.count()  # safe between threads, as a generator is not
+
+    def enter(self, view: View) -> None:
+        """Speak in this view from now on."""
+        with self._turn:
+            self._peers.enter(view)
+
+    def ask(self, messages: dict[int, Message]) -> dict[int, Message]:
+        """Ask peers.
+
+        Raises:
+            ConflictError: one is gone, or knows of other members.
+        """
+        with self._turn:
+            answers, failures = self._peers.ask_all(messages)
+        if failures:
+            raise _changed(failures)
+        return answers
+
+    @contextlib.contextmanager
+    def frozen(
+        self, view: View, granules: Sequence[int]
+    ) -> Iterator[tuple[str, dict[int, np.ndarray]]]:
+        """Freeze ranges everywhere, this server included; gives the marks of what has left."""
+        shard = self._shard
+        ticket = f"{shard.server}.{self._name}.{next(self._numbers)}"
+        others = [server for server in range(len(view.addresses)) if server != shard.server]
+        meta = {"ticket": ticket, "granules": list(granules)}
+        marks = {}
+        try:
+            marks[shard.server] = shard.freeze(ticket, granules, epoch=view.epoch)
+            for server, answer in self.ask(
+                {server: Message("freeze", meta) for server in others}
+            ).items():
+                marks[server] = answer.arrays[0]
+            yield ticket, marks
+        finally:
+            shard.thaw(ticket)
+            with contextlib.suppress(ConflictError):
+                self.ask({server: Message("thaw", {"ticket": ticket}) for server in others})
+
+
+class PipedPeers(Peers):
+    """Streams on which the next questions may be under way before the last are answered."""
+
+    def send_all(self, messages: Mapping[int, Message]) -> None:
+        """Ask peers, and do not wait.
+
+        Raises:
+            ConflictError: one is gone, or knows of other members.
+        """
+        for server, message in messages.items():
+            try:
+                self._stream(server).send(message)
+            except (UnavailableError, ConflictError) as error:
+                raise _changed({server: self._failed(server, error)}) from error
+
+    def receive_all(self, servers: Iterable[int]) -> Iterator[tuple[int, Message]]:
+        """The answers to the oldest questions that have none yet, one by one; raises likewise."""
+        for server in servers:
+            try:
+                yield server, self._streams[server].receive()
+            except (UnavailableError, ConflictError) as error:
+                raise _changed({server: self._failed(server, error)}) from error
+
+
+def _changed(failures: Failures) -> ConflictError:
+    return ConflictError("the cluster has changed", servers=sorted(failures))
