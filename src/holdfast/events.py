@@ -381,7 +381,8 @@ class ServerCounted(Event):
     """What a server's process did so far; the last count of a process holds. None: not known.
 
     ``rows_updated`` by workers' pushes, ``rows_folded`` parities updated by others' differences,
-    ``differences`` rows sent to others' parities. Bytes are of messages' arrays, by who sent them.
+    ``differences`` rows sent to others' parities, in so many bytes of differences and, where copies
+    are told them, of gradients. Other bytes are of messages' arrays, by who sent them.
     """
 
     kind: ClassVar[str] = "server_counted"
@@ -395,6 +396,8 @@ class ServerCounted(Event):
     queue_bytes: int | None = None
     worker_bytes: int | None = None
     server_bytes: int | None = None
+    difference_bytes: int = 0
+    gradient_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -293,6 +293,34 @@ def choose_layout(
     )
 
 
+def choose_hot_rows(workload: Workload, layout: Layout, budget: int, *, batches: int) -> Layout:
+    """The layout with frequent rows replicated, where that sends less; says what it should save.
+
+    Raises:
+        InvalidRequestError: nothing is coded, or not exactly.
+    """
+    from holdfast.recsys import hotrows
+    from holdfast.recsys.clustertrain import make_cluster_spec
+
+    if layout.parity == 0 or layout.code == "sum" or layout.data == 1:
+        raise InvalidRequestError(
+            "only rows of coded stripes can be replicated instead",
+            hot_rows=budget,
+            todo=f"leave --hot-rows out, or use {' or '.join(CODED)} with an exact code",
+        )
+    counted = min(batches, hotrows.BATCHES)
+    counts = hotrows.count_uses(workload, batches=counted)
+    hot, choice = hotrows.find_hot(
+        make_cluster_spec(workload, layout), counts, pushes=counted, budget_rows=budget
+    )
+    stderr().print(
+        f"hot rows: {len(choice.ids_H):,} replicated, to send {choice.saved:.0%} less to parity by "
+        f"the uses of the first {counted} batches ({choice.reason})",
+        soft_wrap=True,
+    )
+    return replace(layout, hot=hot)
+
+
 def run_cluster_job(job: ClusterJob, *, is_json: bool) -> None:
     """Train, tell, and leave with 1 if the audit found something wrong."""
     console = stderr()

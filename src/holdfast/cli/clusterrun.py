@@ -348,6 +348,8 @@ def _counted(stats: Mapping[str, Any], process: Process) -> events.ServerCounted
         queue_bytes=sizes.get("queues"),
         worker_bytes=sizes.get("workers"),
         server_bytes=sizes.get("servers"),
+        difference_bytes=int(counts.get("difference_bytes", 0)),
+        gradient_bytes=int(counts.get("gradient_bytes", 0)),
     )
 
 

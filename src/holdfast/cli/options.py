@@ -125,6 +125,14 @@ Parity = Annotated[int | None, option("Parity rows of a stripe (r). Default: 1."
 CodeName = Annotated[
     Code | None, option("Of stripes. Default: xor for one parity row, else rs.", CLUSTER)
 ]
+HotRows = Annotated[
+    int | None,
+    option(
+        "Replicate up to so many frequent rows instead of coding them, where that sends less.",
+        CLUSTER,
+        min=1,
+    ),
+]
 Kill = Annotated[
     list[str] | None,
     option(

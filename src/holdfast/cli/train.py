@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 # what means something only on one machine, and only on a cluster
 _LOCAL_OPTIONS = ("base_policy", "extract", "lose", "prefetch", "threads")
 _CLUSTER_OPTIONS = (
-    "data_rows", "parity", "code", "kill", "stop", "spares", "silence", "second_layer", "engine",
-    "address", "allow_remote", "is_audited", "is_compared", "picture",
+    "data_rows", "parity", "hot_rows", "code", "kill", "stop", "spares", "silence", "second_layer",
+    "engine", "address", "allow_remote", "is_audited", "is_compared", "picture",
 )  # fmt: skip
 
 
@@ -96,6 +96,7 @@ def train(
     data_rows: options.DataRows = None,
     parity: options.Parity = None,
     code: options.CodeName = None,
+    hot_rows: options.HotRows = None,
     kill: options.Kill = None,
     stop: options.Stop = None,
     spares: options.Spares = 1,
@@ -163,12 +164,15 @@ def train(
         strikes = cluster.parse_strikes(kill or [], layout.servers, "SIGKILL")
         strikes += cluster.parse_strikes(stop or [], layout.servers, "SIGSTOP")
         cluster.check_picture(picture)
+        workload = make_workload(
+            model.value, preset.value, rows, batch_size, seed, kind=kind, touched=touched,
+            interval=every,
+        )  # fmt: skip
+        if hot_rows is not None:
+            layout = cluster.choose_hot_rows(workload, layout, hot_rows, batches=steps)
         cluster_job = cluster.ClusterJob(
             strategy=chosen,
-            workload=make_workload(
-                model.value, preset.value, rows, batch_size, seed, kind=kind, touched=touched,
-                interval=every,
-            ),
+            workload=workload,
             layout=layout,
             workers=workers,
             batches=steps,

@@ -110,6 +110,8 @@ class Layout:
     """Whether workers give a replacement the networks as they last saw them, where these are there
     once. None: where rows are coded (ECRM)."""
     locks: int = 10
+    hot: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    """Rows that are replicated instead of coded, by table (hotrows.py finds them)."""
 
     def code_for(self, parity: int) -> str:
         """The code of stripes with so many parity rows."""
@@ -162,7 +164,7 @@ def make_cluster_spec(workload: Workload, layout: Layout) -> ClusterSpec:
         Optimizer("adam", lr=_DENSE_RATE, eps=1e-8),
         is_held=copies == 0 and is_held,
     )
-    return ClusterSpec((*tables, networks), locks=layout.locks)
+    return ClusterSpec((*tables, networks), locks=layout.locks, hot=layout.hot)
 
 
 def name_tables(workload: Workload) -> list[tuple[str, int, int]]:

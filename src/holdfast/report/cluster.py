@@ -265,6 +265,11 @@ def load_lines(run: ClusterRun) -> list[tuple[str, str]]:
                 f"servers among themselves {words.size(load.server_bytes)}",
             )
         )
+    if setup.parity:
+        told = f"differences {words.size(load.difference_bytes)}"
+        if load.gradient_bytes:
+            told += f", gradients {words.size(load.gradient_bytes)}"
+        found.append(("told to parity", told))
     return found
 
 

@@ -45,6 +45,10 @@ class Load:
     """Between workers and servers, both ways."""
     server_bytes: int | None
     """Between servers."""
+    difference_bytes: int
+    """Told to parities."""
+    gradient_bytes: int
+    """Told to copies, of hot rows for one."""
 
 
 def find_load(happened: Sequence[events.Event], servers: int) -> Load | None:
@@ -67,6 +71,8 @@ def find_load(happened: Sequence[events.Event], servers: int) -> Load | None:
         queue_bytes=_sum(e.queue_bytes for e in now),
         worker_bytes=_sum(e.worker_bytes for e in last.values()),
         server_bytes=_sum(e.server_bytes for e in last.values()),
+        difference_bytes=sum(e.difference_bytes for e in last.values()),
+        gradient_bytes=sum(e.gradient_bytes for e in last.values()),
     )
 
 

@@ -165,6 +165,8 @@ def test_an_interrupted_command_leaves_no_process_behind(tmp_path: Path) -> None
         (["--stop", "one"], "not a server and a share"),
         (["--strategy", "cpr-mfu"], "not one of a cluster"),
         (["--strategy", "none", "--parity", 1], "nothing is coded"),
+        (["--strategy", "none", "--hot-rows", 9], "only rows of coded stripes"),
+        (["--strategy", "ecrm", "--code", "sum", "--hot-rows", 9], "only rows of coded stripes"),
         (["--data", "criteo:x"], "synthetic clicks"),
         (["--rows", 5], "too few rows"),
         (["--url", "runs/x"], "nothing is saved"),
