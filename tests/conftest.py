@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 import numpy as np
@@ -14,6 +15,11 @@ from holdfast.tables import ModelState
 
 settings.register_profile("holdfast", deadline=None)  # no test is about how long it takes
 settings.load_profile("holdfast")
+
+# A runner in the background ignores Ctrl-C, and so would every process that tests start; one
+# started from a terminal does not.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class TinyModel(nn.Module):

@@ -163,14 +163,7 @@ def test_ctrl_c_saves_the_step_and_leaves_the_run_resumable(tmp_path: Path) -> N
     file = tmp_path / "events.jsonl"
     command = [sys.executable, "-m", "holdfast.cli.main", "train", "--url", str(tmp_path / "run")]
     command += [*SMALL, "--every", "50", "--steps", "1000000", "--events", str(file)]
-    # a test runner may itself ignore Ctrl-C; a command started from a terminal does not
-    child = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         while child.poll() is None and not (file.exists() and "save_durable" in file.read_text()):
             time.sleep(0.05)
