@@ -61,10 +61,10 @@ FULL = Size(
     light=Workload(preset="small", rows=500_000, batch_size=2048),
     servers=5,
     workers=2,
-    batches=160,
-    alone_batches=80,
-    turns=5,
-    few=3,
+    batches=100,
+    alone_batches=60,
+    turns=3,
+    few=2,
 )
 QUICK = Size(
     heavy=Workload(preset="tiny", rows=2000, batch_size=64),
