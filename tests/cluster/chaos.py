@@ -29,6 +29,7 @@ class Chaos:
         self.engine = ChaosEngine(self)
         self.coordinator: Coordinator | None = None
         self.is_on = False
+        self._doomed: set[str] = set()  # chosen, and perhaps still acting on their last message
         self._lock = threading.Lock()
         self._kind, self._left, self._is_before = self._next()
 
@@ -49,6 +50,7 @@ class Chaos:
                 return None
             when: When = "before" if self._is_before else "after"
             self.kills -= 1
+            self._doomed.add(process.name)
             self.killed.append(f"{process.name} {when} {kind}")
             self._kind, self._left, self._is_before = self._next()
             return when
@@ -59,6 +61,7 @@ class Chaos:
         members = coordinator._members
         lacking = set(coordinator.view.lacking) | set(coordinator._lost)
         lacking |= {s for s, member in members.items() if member.name not in self.engine.servers}
+        lacking |= {s for s, member in members.items() if member.name in self._doomed}
         index = next((s for s, member in members.items() if member == process), None)
         if index is None:
             return True  # a spare: nothing is lost with it
