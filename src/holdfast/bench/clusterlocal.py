@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
-import torch
-
 from holdfast import events
+from holdfast.bench.onethread import one_thread
 from holdfast.recsys.clustertrain import Workload
 from holdfast.recsys.train import Plan, make_training, train
 
@@ -30,17 +27,6 @@ class Local:
     batch_s: float
     cpu_s: float
     loss: float
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Torch as a worker has it."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def train_local(workload: Workload, *, batches: int) -> Local:

@@ -12,13 +12,12 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
+from holdfast.bench.onethread import one_thread
 from holdfast.bench.results import AT_MOST, Line, Plot, Ratio, Section, Sheet
 from holdfast.recsys import studies
 from holdfast.recsys.emulation import CPR, FULL, Job, Runner
@@ -70,19 +69,8 @@ def quick_size() -> Size:
 def measure(*, quick: bool, folder: Path = Path()) -> Section:
     """Watch rows change, compare strategies, and fit loss to PLS."""
     size = quick_size() if quick else full_size()
-    with _one_thread():
+    with one_thread():
         return _measure(size, quick=quick)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Layers this small lose more to handing work around than they gain."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _measure(size: Size, *, quick: bool) -> Section:

@@ -18,7 +18,7 @@ from holdfast.cluster.spec import ClusterSpec
 from holdfast.recsys.clustertrain import Workload, ids_by_table, make_stream
 
 BATCHES = 100
-# with flushes 0.2 s apart, two workers and batches of 1024 of the small model
+# 4 to 5 were counted with flushes 0.2 s apart and two workers; larger models have fewer
 PUSHES_PER_FLUSH = 4.0
 
 
