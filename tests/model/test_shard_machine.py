@@ -401,9 +401,7 @@ class World:
                             other.pack_slab(
                                 ticket, arena.index, server, block.stripes, slabs[giver]
                             )
-                    built_BW = np.empty((block.size, arena.spec.width), np.float32)
-                    slab.build_block(arena, block, slabs, built_BW, lost=server)
-                    shard.install_block(block, built_BW)
+                    shard.install_block(block, slabs)
             at = granules.index(granule)
             found = {source: marks_GW[[at]] for source, marks_GW in marks.items()}
             shard.install_parities(ticket, [granule], (), found)

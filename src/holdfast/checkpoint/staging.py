@@ -23,13 +23,18 @@ Buffer = npt.NDArray[np.uint8]
 BUFFER_BYTES = 8 << 20
 
 
+def free_bytes() -> int:
+    """Memory of this machine that nobody uses now."""
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def default_bytes_max(full_bytes: int, tables: int) -> int:
     """Room for a whole base, but no more than half of the memory that is free now.
 
     The last buffer of each table may be filled only in part.
     """
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(2 * BUFFER_BYTES, min(full_bytes + tables * BUFFER_BYTES, free // 2))
+    room = min(full_bytes + tables * BUFFER_BYTES, free_bytes() // 2)
+    return max(2 * BUFFER_BYTES, room)
 
 
 class StagingPool:

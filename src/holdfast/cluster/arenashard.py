@@ -36,6 +36,7 @@ from holdfast.cluster.arena import Arena, PlacedTable
 from holdfast.cluster.changes import Changes, SnapshotOrder
 from holdfast.cluster.code import Code, make_code
 from holdfast.cluster.gradientqueue import GradientQueue, IsOpen
+from holdfast.cluster.reserve import Reserve
 from holdfast.cluster.spec import DIFFERENCE, GRADIENT, PROPAGATIONS, granules_of
 from holdfast.errors import InvalidRequestError
 from holdfast.kernels import galois, initial, optimizers, places, replicas
@@ -68,8 +69,18 @@ class Differences:
 class ArenaShard:
     """The rows and the parities of one arena on one server."""
 
-    def __init__(self, index: int, spec: Arena, server: int, *, locks: int, room: int) -> None:
+    def __init__(
+        self,
+        index: int,
+        spec: Arena,
+        server: int,
+        *,
+        locks: int,
+        room: int,
+        memory: Reserve | None = None,
+    ) -> None:
         """All zeros, and nothing is here yet; ``room`` is for waiting differences."""
+        memory = memory or Reserve()
         placement = spec.placement
         self.index = index
         self.spec = spec
@@ -78,14 +89,14 @@ class ArenaShard:
             spec.code, placement.data, placement.parity
         )  # fmt: skip
         self.ids_M = placement.rows_of(server, spec.rows)
-        self.records_MW = np.zeros((len(self.ids_M), spec.width), np.float32)
+        self.records_MW = memory.zeros(len(self.ids_M), spec.width)
         self.is_here_M = np.zeros(len(self.ids_M), bool)
         self.rows_missing = len(self.ids_M)
         if self.code is None:
             self.stripes_Q, self.index_Q = np.empty((2, 0), np.int64)
         else:
             self.stripes_Q, self.index_Q = placement.parity_rows_of(server, spec.rows)
-        self.parities_QW = np.zeros((len(self.stripes_Q), spec.width), np.float32)
+        self.parities_QW = memory.zeros(len(self.stripes_Q), spec.width)
         rows = max(1, min(room, 2 * len(self.ids_M)))
         self._waiting_at_M = np.full(len(self.ids_M), -1, np.int32)
         self._waiting_slots_C = np.zeros(rows, np.int64)

@@ -258,7 +258,7 @@ class Coordinator:
         if process in servers.spares:
             servers.spares.remove(process)
             self.log.emit(events.ServerLost(server=-1, pid=process.pid, how=how))
-            self._servers.replenish(self._queue.put)
+            self._replenish()
             return
         server = next((s for s, member in self._members.items() if member == process), None)
         if server is None or server in self._lost:
@@ -273,7 +273,14 @@ class Coordinator:
             self._replace_decodable()
         if self._lost:
             self._fallback.restore()
-        self._servers.replenish(self._queue.put)
+        self._replenish()
+
+    def _replenish(self) -> None:
+        """Start spares, unless one more loss could not be decoded anyway: then the start of a
+        process would only take time from those who make good the last one."""
+        lacking = len(self._servers.lacking())
+        if lacking == 0 or lacking < self.spec.parity:
+            self._servers.replenish(self._queue.put)
 
     def _replace_decodable(self) -> None:
         """The same, as long as their rows can be decoded from the others'."""
@@ -299,7 +306,7 @@ class Coordinator:
         def work() -> None:
             try:
                 self._fallback.restore_from(dataclasses.replace(restore, is_partial=False))
-                self._servers.replenish(self._queue.put)
+                self._replenish()
             except BaseException as error:
                 errors.append(error)
                 raise  # half of the servers may be of another time
@@ -374,6 +381,7 @@ class Coordinator:
                 self._servers.ask(member, entering)
         except GoneError as gone:
             self._lose_server(self._members[gone.server], "did not answer", time.monotonic())
+        self._replenish()
 
     # Lost workers.
 

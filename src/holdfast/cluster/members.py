@@ -88,6 +88,7 @@ class Members:
         self._pulses: dict[str, Pulse] = {}
         self._controls: dict[str, Stream] = {}
         self._starting: threading.Thread | None = None
+        self._coming = 0  # spares that are being started
         self._is_closing = False
 
     @property
@@ -111,6 +112,7 @@ class Members:
             self._control(process).receive(deadline_s=_BEGIN_S)
         for server, process in enumerate(processes):
             self._tell_started(server if server < servers else -1, process)
+        self._make_ready(self.spares)
         self.publish(view)
 
     def close(self) -> None:
@@ -207,19 +209,35 @@ class Members:
         processes = self._engine.start_many([self._start_order() for _ in range(count)])
         for process in processes:
             self._tell_started(-1, process)
+        self._make_ready(processes)
         return processes
+
+    def _make_ready(self, spares: Collection[Process]) -> None:
+        """Have spares reserve memory, meanwhile; one that is gone will be noticed."""
+        for process in spares:
+            with contextlib.suppress(UnavailableError):
+                self._control(process).ask(Message("reserve", {"spec": self._spec.to_json()}))
 
     def replenish(self, later: Callable[[Callable[[], None]], None]) -> None:
         """Start spares in the background, until there are as many as wanted; ``later`` hands them
         to the membership thread."""
-        missing = self._settings.spares - len(self.spares)
+        missing = self._settings.spares - len(self.spares) - self._coming
         if missing <= 0 or self._is_closing:
             return
+        self._coming += missing
+
+        def come(processes: list[Process]) -> None:
+            self._coming -= 1
+            self.spares.extend(processes)
 
         def start() -> None:
             for _ in range(missing):
-                if not self._is_closing:
-                    later(functools.partial(self.spares.append, *self._start_spares(1)))
+                processes: list[Process] = []
+                try:
+                    if not self._is_closing:
+                        processes = self._start_spares(1)
+                finally:
+                    later(functools.partial(come, processes))
 
         self._starting = threading.Thread(target=start, name="holdfast-spares", daemon=True)
         self._starting.start()

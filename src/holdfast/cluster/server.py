@@ -33,6 +33,7 @@ from holdfast.cluster.keeper import Keeper
 from holdfast.cluster.message import Message
 from holdfast.cluster.peers import Peers
 from holdfast.cluster.recovery import Recovery, StoppedError
+from holdfast.cluster.reserve import Reserve, reserve_for
 from holdfast.cluster.shard import Gradients, Renewal, Shard
 from holdfast.cluster.spec import ClusterSpec
 from holdfast.cluster.view import View
@@ -68,9 +69,11 @@ class Server:
         self._sweeps = 0  # asked for; one thread makes them all
         self._bytes = Counter[str]()  # of arrays in messages, by who asked
         self._swept = 0  # the renewal whose parities are built
+        self._memory = Reserve()
         self._giver = Giver(lambda: self.shard)
         self._keeper = Keeper(lambda: self.shard)
         self._handlers: dict[str, Callable[[Caller, Message], Message]] = {
+            "reserve": self._reserve,
             "begin": self._begin,
             "adopt": self._adopt,
             "recover": self._recover,
@@ -158,6 +161,13 @@ class Server:
 
     # Membership.
 
+    def _reserve(self, _: Caller, message: Message) -> Message:
+        """Have memory ready for a shard; answers at once."""
+        if self._shard is None:
+            self._memory = reserve_for(ClusterSpec.from_json(message.meta["spec"]))
+            self._spawn(self._memory.touch, "holdfast-reserve")
+        return Message("reserved", {"bytes": self._memory.left})
+
     def _begin(self, _: Caller, message: Message) -> Message:
         shard = self._make_shard(message.meta)
         shard.begin()
@@ -188,7 +198,8 @@ class Server:
         spec = ClusterSpec.from_json(meta["spec"])
         epoch = View.from_json(meta["view"]).epoch
         renewal = int(meta.get("renewal", 0))
-        return Shard(spec, int(meta["server"]), epoch=epoch, renewal=renewal)
+        memory, self._memory = self._memory, Reserve()
+        return Shard(spec, int(meta["server"]), epoch=epoch, renewal=renewal, memory=memory)
 
     def _hold(self, shard: Shard, meta: Mapping[str, Any]) -> None:
         self._flush_every_s = float(meta.get("flush_every_s", 0.0))

@@ -36,6 +36,7 @@ from holdfast.cluster import slab
 from holdfast.cluster.arenashard import ArenaShard, Differences
 from holdfast.cluster.changes import SnapshotOrder
 from holdfast.cluster.flush import Flush, Report
+from holdfast.cluster.reserve import Reserve
 from holdfast.cluster.spec import DIFFERENCE, GRADIENT, ClusterSpec, granules_of
 from holdfast.errors import ConflictError, DataLossError, InvalidRequestError
 
@@ -72,12 +73,20 @@ class Renewal:
 class Shard:
     """Everything one server holds; safe to call from many threads."""
 
-    def __init__(self, spec: ClusterSpec, server: int, *, epoch: int, renewal: int = 0) -> None:
+    def __init__(
+        self,
+        spec: ClusterSpec,
+        server: int,
+        *,
+        epoch: int,
+        renewal: int = 0,
+        memory: Reserve | None = None,
+    ) -> None:
         """A shard with nothing in it: ``begin`` gives it first values, ``adopt`` lost ones."""
         self.spec = spec
         self.server = server
         self.arenas = [
-            ArenaShard(at, arena, server, locks=spec.locks, room=spec.waiting_rows)
+            ArenaShard(at, arena, server, locks=spec.locks, room=spec.waiting_rows, memory=memory)
             for at, arena in enumerate(spec.arenas)
         ]
         self._epoch = epoch
@@ -580,14 +589,12 @@ class Shard:
                 raise ConflictError("not all of these stripes is here", tables=found.spec.name)
             slab.pack_slab(found, out_NW, giver=self.server, lost=lost, stripes=stripes)
 
-    def install_block(self, block: slab.Block, built_BW: np.ndarray) -> int:
-        """Put decoded rows in place, and parities of a range that is not ready yet; how many rows
-        were new. The parities count from ``install_parities`` on."""
-        arena = self.arenas[block.arena]
-        rows_NW, parities_NW = np.split(built_BW, [len(block.rows)])
+    def install_block(self, block: slab.Block, slabs: Mapping[int, np.ndarray]) -> int:
+        """Make rows of what others gave, and parities of a range that is not ready yet; how many
+        rows were new. The parities count from ``install_parities`` on."""
         with self._changed:
-            arena.parities_QW[block.parities.start : block.parities.stop] = parities_NW
-            return slab.install_rows(arena, block.rows, rows_NW)
+            arena = self.arenas[block.arena]
+            return slab.install_block(arena, block, slabs, lost=self.server)
 
     def supply(self, parts: Sequence[Gradients]) -> int:
         """Weights of rows that workers hold, for those that are lost here; how many were."""

@@ -18,9 +18,8 @@ Invariants:
 
 Not here: other losses at the same time (decode.py), consistency (sweep.py), memory (handover.py).
 
-# T slots of a server in a period, U of them that are wanted, N rows of a slab, B rows of a block:
-# data rows, then parities; K data rows of a stripe, X all its members, F rows that are given in a
-# period, W floats of a record
+# T slots of a server in a period, U of them that are wanted, N rows, K data rows of a stripe, X all
+# its members, F rows that are given in a period, W floats of a record
 """
 
 from __future__ import annotations
@@ -251,10 +250,10 @@ def plan_blocks(arena: ArenaShard, stripes: range, *, block_bytes: int) -> list[
 
 
 def build_block(
-    arena: ArenaShard, block: Block, slabs: Mapping[int, np.ndarray], out_BW: np.ndarray, *,
-    lost: int,
+    arena: ArenaShard, block: Block, slabs: Mapping[int, np.ndarray], rows_NW: np.ndarray,
+    parities_NW: np.ndarray, *, lost: int,
 ) -> None:  # fmt: skip
-    """Make a block's rows, then its parities, of the slabs that others gave.
+    """Make a block's rows and its parities of the slabs that others gave.
 
     Raises:
         CorruptDataError: a slab is not what was to be given.
@@ -271,21 +270,34 @@ def build_block(
         given[2 * giver : 2 * giver + 2] = np.split(slab_NW, [len(ranks[0])])
         for part, wanted in enumerate((plan.rows, plan.parities)):
             starts[2 * giver + part] = (ranks[part].start, len(wanted.at_U))
-    outs = np.split(out_BW, [len(block.rows)])
     made_of = plan_block(placement, code, lost=lost)
-    for out_NW, first, made in zip(
-        outs, (block.rows.start, block.parities.start), made_of, strict=True
+    for out_NW, slots, made in zip(
+        (rows_NW, parities_NW), (block.rows, block.parities), made_of, strict=True
     ):
-        kernels.combine(out_NW, first, made.parts_TK, made.at_TK, made.factors_TK, given, starts)
+        kernels.combine(
+            out_NW, slots.start, made.parts_TK, made.at_TK, made.factors_TK, given, starts
+        )
 
 
-def install_rows(arena: ArenaShard, slots: range, records_NW: np.ndarray) -> int:
-    """Put decoded rows in place; rows that are here already stay as they are."""
-    these = slice(slots.start, slots.stop)
-    if arena.is_here_M[these].any():
-        return arena.install(np.arange(slots.start, slots.stop), records_NW)
-    arena.records_MW[these] = records_NW
-    arena.is_here_M[these] = True
-    arena.rows_missing -= len(slots)
-    arena.changes.mark(np.arange(slots.start, slots.stop))
-    return len(slots)
+def install_block(
+    arena: ArenaShard, block: Block, slabs: Mapping[int, np.ndarray], *, lost: int
+) -> int:
+    """Make a block where it belongs; rows that are here already stay as they are. How many are new.
+
+    Raises:
+        CorruptDataError: a slab is not what was to be given; nothing more is here than before.
+    """
+    rows = slice(block.rows.start, block.rows.stop)
+    is_here_N = arena.is_here_M[rows].copy()
+    rows_NW = arena.records_MW[rows]
+    kept_NW = rows_NW[is_here_N]
+    parities_NW = arena.parities_QW[block.parities.start : block.parities.stop]
+    try:
+        build_block(arena, block, slabs, rows_NW, parities_NW, lost=lost)
+    finally:
+        rows_NW[is_here_N] = kept_NW
+    new_N = rows.start + np.flatnonzero(~is_here_N)
+    arena.is_here_M[rows] = True
+    arena.rows_missing -= len(new_N)
+    arena.changes.mark(new_N)
+    return len(new_N)

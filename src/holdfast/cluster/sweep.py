@@ -17,11 +17,12 @@ difference has passed by. Until then nothing is folded into them, and nobody ask
 Invariants:
 - Anything that fails voids the range (ConflictError): it is frozen and built again, on new streams
   and in new memory, so that no late answer is taken for another.
-- Blocks are built aside: rows that somebody asks for are decoded and changed here meanwhile.
+- A block is made in place while nobody else reads or changes this shard: rows that somebody asked
+  for are here already, have changed since, and stay as they are.
 
 Not here: others that lack something too (recovery.py), what a slab is (slab.py).
 
-# N rows of a slab, B rows of a block: data rows, then parities; W floats of a record
+# N rows of a slab, W floats of a record
 """
 
 from __future__ import annotations
@@ -57,7 +58,6 @@ class SlabSweep:
         self._shard, self._peers, self._pace = shard, peers, pace
         self._freezer = Freezer(shard, peers, name="sweep")
         self._offers: dict[int, Offer] | None = None
-        self._block_F = np.empty(0, np.float32)
         self._is_coded = all(
             arena.code is not None and arena.code.is_exact
             for arena in shard.arenas
@@ -82,9 +82,11 @@ class SlabSweep:
             offers = self._share(blocks)
             with self._freezer.frozen(view, [granule]) as (ticket, marks):
                 with self._voided_by_failure():
-                    rested_s = 0.0
-                    for block, out_BW in self._rebuild(ticket, blocks, offers):
-                        rows += shard.install_block(block, out_BW)
+                    rested_s, worked_s = 0.0, time.thread_time()  # waiting is no work
+                    for block, slabs in self._gather(ticket, blocks, offers):
+                        rows += shard.install_block(block, slabs)
+                        since_s, worked_s = worked_s, time.thread_time()
+                        self._pace.work(_GIVING * (worked_s - since_s))
                         rested_s += self._pace.rest(_FROZEN_REST_S - rested_s)
                 shard.install_parities(ticket, [granule], (), marks)
         except BaseException:
@@ -114,11 +116,10 @@ class SlabSweep:
 
     # One range.
 
-    def _rebuild(
+    def _gather(
         self, ticket: str, blocks: list[Block], offers: dict[int, Offer]
-    ) -> Iterator[tuple[Block, np.ndarray]]:
-        """Blocks with their rows and parities; while one is made the next are on their way."""
-        started = time.thread_time()  # waiting for others is no work
+    ) -> Iterator[tuple[Block, dict[int, np.ndarray]]]:
+        """Blocks with their slabs; while one is made the next are on their way."""
         asked: deque[dict[int, int]] = deque()
         for number, block in enumerate(blocks):
             while len(asked) <= _AHEAD and number + len(asked) < len(blocks):
@@ -134,11 +135,7 @@ class SlabSweep:
                     slabs[server] = _room(
                         offers[server], number % (_AHEAD + 1), now[server], arena.spec.width
                     )
-            out_BW = self._block(block)
-            slab.build_block(arena, block, slabs, out_BW, lost=self._shard.server)
-            yield block, out_BW
-            self._pace.work(_GIVING * (time.thread_time() - started))
-            started = time.thread_time()
+            yield block, slabs
 
     def _ask(
         self, ticket: str, block: Block, turn: int, offers: dict[int, Offer]
@@ -169,13 +166,6 @@ class SlabSweep:
             }
         )
         return rows
-
-    def _block(self, block: Block) -> np.ndarray:
-        """Room for a block, in memory that is used again and again."""
-        width = self._shard.arenas[block.arena].spec.width
-        if self._block_F.size < block.size * width:
-            self._block_F = np.empty(block.size * width, np.float32)
-        return self._block_F[: block.size * width].reshape(block.size, width)
 
     # Memory and failures.
 

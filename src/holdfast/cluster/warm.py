@@ -59,9 +59,9 @@ def warm_kernels() -> None:
         shard.freeze("slab", [0, 1], epoch=1)
         slabs[shard.server] = np.empty(shard.slab_shape(0, 1, spans), np.float32)
         shard.pack_slab("slab", 0, 1, spans, slabs[shard.server])
-    built_BW = np.empty((block.size, first.arenas[0].spec.width), np.float32)
-    first.arenas[0].copy_known(0, 2, np.arange(1), built_BW[:2])  # as where not all is wanted
-    slab.build_block(others[0].arenas[0], block, slabs, built_BW, lost=1)
+    found_NW = np.empty((2, first.arenas[0].spec.width), np.float32)
+    first.arenas[0].copy_known(0, 2, np.arange(1), found_NW)  # as where not all is wanted
+    others[0].install_block(block, slabs)
     arena = first.arenas[0]
     assert arena.code is not None
     sources = decode.plan_rows(arena, slots_N, lacks_rows=[0], lacks_parities=[0])

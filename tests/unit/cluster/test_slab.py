@@ -81,11 +81,8 @@ def rebuild(shards: Sequence[ArenaShard], fresh: ArenaShard, lost: int, block_by
     for granule in range(2):
         stripes = granule_stripes(granule, stripes=fresh.spec.stripes, locks=2)
         for block in slab.plan_blocks(fresh, stripes, block_bytes=block_bytes):
-            out_BW = np.full((block.size, fresh.spec.width), np.nan, np.float32)
-            slab.build_block(fresh, block, give(shards, block, lost), out_BW, lost=lost)
-            installed += slab.install_rows(fresh, block.rows, out_BW[: len(block.rows)])
-            these = slice(block.parities.start, block.parities.stop)
-            fresh.parities_QW[these] = out_BW[len(block.rows) :]
+            fresh.parities_QW[block.parities.start : block.parities.stop] = np.nan
+            installed += slab.install_block(fresh, block, give(shards, block, lost), lost=lost)
     return installed
 
 
@@ -163,7 +160,10 @@ def test_a_slab_of_another_shape_is_refused() -> None:
     shards = make_shards(arena, np.ones((60, 3), np.float32))
     block = slab.plan_blocks(shards[0], range(arena.stripes), block_bytes=1 << 20)[0]
     slabs = give(shards, block, 0)
-    out_BW = np.empty((block.size, 3), np.float32)
+    fresh = ArenaShard(0, arena, 0, locks=1, room=8)
+    fresh.install(np.arange(5), np.full((5, 3), 7, np.float32))
     for wrong_NW in (slabs[2][:-1], slabs[2][:, :2], slabs[2].astype(np.float64)):
         with pytest.raises(CorruptDataError, match="not the slab"):
-            slab.build_block(shards[0], block, {**slabs, 2: wrong_NW}, out_BW, lost=0)
+            slab.install_block(fresh, block, {**slabs, 2: wrong_NW}, lost=0)
+        assert np.flatnonzero(fresh.is_here_M).tolist() == [0, 1, 2, 3, 4]
+        assert (fresh.records_MW[:5] == 7).all()
