@@ -9,7 +9,7 @@ run: $(READY)
 	$(PY) -m holdfast.cli.main demo
 
 test: $(READY) lint
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 lint: $(READY)
 	$(PY) -m ruff check .

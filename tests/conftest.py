@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,25 @@ settings.load_profile("holdfast")
 # started from a terminal does not.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+TESTS = Path(__file__).parent
+ALONE = ("cluster", "unit/bench", "unit/cli/test_cluster.py", "unit/cli/test_demo.py",
+         "unit/recsys/test_clustertrain.py")  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Which tests stay together where several processes share the work: those of a file, and all
+    that start servers or measure, which would disturb each other. These take longest, and begin."""
+    places = {item: is_alone(item.path) for item in items}
+    for item, alone in places.items():
+        item.add_marker(pytest.mark.xdist_group("alone" if alone else str(item.path)))
+    items.sort(key=lambda item: not places[item])
+
+
+def is_alone(path: Path) -> bool:
+    """Whether tests of this file wait for others of their kind."""
+    return any(path.is_relative_to(TESTS / place) for place in ALONE)
 
 
 class TinyModel(nn.Module):
