@@ -5,9 +5,11 @@
 
 Invariants:
 - Strategies that are compared train the same batches from the same seed.
-- Sides of a ratio are medians of runs in turns; what single turns gave is told beside it.
+- Sides of a ratio are medians of runs in turns; what single turns gave is told beside it. What
+  had fewer turns is measured against no fault tolerance in the same turns.
 
-Not here: how one training is measured (clustertrainer.py), failures (clusterrecovery.py).
+Not here: how one training is measured (clustertrainer.py), memory and network (clusterbytes.py),
+failures (clusterrecovery.py).
 """
 
 from __future__ import annotations
@@ -18,26 +20,33 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from holdfast.bench.clusterbytes import byte_ratios, memory_sheet, network_plot, network_sheet
 from holdfast.bench.clusterlocal import Local, train_local
 from holdfast.bench.clustertrainer import (
+    CODED,
+    COMPARED,
     ECREC,
     ECRM,
+    GRADIENTS,
     NONE,
     STRATEGIES,
+    SUMS,
     Job,
+    Runs,
     Trained,
+    compile_sums,
+    same_turns,
     train_calm,
     train_job,
 )
 from holdfast.bench.results import AT_LEAST, AT_MOST, Line, Plot, Ratio, Section, Sheet
-from holdfast.cluster.spec import ClusterSpec
 from holdfast.recsys.clustertrain import Workload
 from holdfast.report import words
 
 OVERHEAD_MAX = {ECRM: 1.05, ECREC: 1.18}  # ECRec section 5.2: 2.6 % and 18.2 %
 LOCAL_MIN = 0.7
-
-Runs = Mapping[Job, Sequence[Trained]]
+HEAVY = (*STRATEGIES, *COMPARED)
+LIGHT = (*STRATEGIES, GRADIENTS)  # every training takes its time: float sums are told once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +62,8 @@ class Size:
     turns: int
     few: int
     """Turns of what has no target, and of one worker alone."""
+    fewest: int = 1
+    """Turns of what is there to compare alone: float sums, and gradients sent to parity."""
     silence_s: float = 1.0
 
 
@@ -85,8 +96,8 @@ def measure(*, quick: bool, folder: Path = Path()) -> Section:
 
 
 def _measure(size: Size, folder: Path) -> Section:
-    heavy = {name: _job(size, name, size.heavy) for name in STRATEGIES}
-    light = {} if size.light is None else {n: _job(size, n, size.light) for n in STRATEGIES}
+    heavy = {name: _job(size, name, size.heavy) for name in HEAVY}
+    light = {} if size.light is None else {name: _job(size, name, size.light) for name in LIGHT}
     alone = {
         name: Job(
             strategy=name,
@@ -101,6 +112,7 @@ def _measure(size: Size, folder: Path) -> Section:
     runs: dict[Job, list[Trained]] = {}
     local: list[Local] = []
     reasons: list[str] = []
+    compile_sums()
     for turn in range(size.turns):
         # Equal jobs are one: at a quick size one worker is all there is.
         jobs = dict.fromkeys(heavy.values())
@@ -108,6 +120,8 @@ def _measure(size: Size, folder: Path) -> Section:
             jobs |= dict.fromkeys([*light.values(), *alone.values()])
             local.append(train_local(size.heavy, batches=size.alone_batches))
         for job in jobs:
+            if job.strategy in COMPARED and turn >= size.fewest:
+                continue
             trained, spoilt = train_calm(partial(train_job, job, folder))
             runs.setdefault(job, []).append(trained)
             reasons += spoilt
@@ -118,7 +132,7 @@ def _measure(size: Size, folder: Path) -> Section:
         ratios=(
             *_overhead_ratios(heavy, runs),
             *_local_ratios(size, alone, runs, local),
-            *_byte_ratios(heavy, runs),
+            *byte_ratios(heavy, runs),
         ),
         sheets=(
             _strategies_sheet(f"DLRM {size.heavy.preset}: networks dominate", heavy, runs),
@@ -128,10 +142,10 @@ def _measure(size: Size, folder: Path) -> Section:
                 else []
             ),
             _alone_sheet(size, alone, runs, local),
-            _network_sheet(heavy, runs),
-            _memory_sheet(heavy, runs),
+            network_sheet(heavy, runs),
+            memory_sheet(heavy, runs),
         ),
-        plots=(_overhead_plot(size, heavy, light, runs), _network_plot(heavy, runs)),
+        plots=(_overhead_plot(size, heavy, light, runs), network_plot(heavy, runs)),
         findings=describe_repeats(reasons),
     )
 
@@ -155,10 +169,16 @@ def _text(size: Size) -> str:
         f"{words.counted(size.servers, 'server')}, {words.counted(size.workers, 'worker')} with "
         f"one thread each, stripes of {words.counted(size.servers - 1, 'row')} and 1 parity by "
         "XOR. `none` keeps nothing safe; `ecrm` codes the tables, without two-phase commit and "
-        "with networks that are there once; `ecrec` has both. Servers and workers share the cores "
-        "of one machine: what servers do takes time from workers, which it would not on machines "
-        "of their own, so CPU seconds are told too. A batch counts from the samples' making to "
-        "the push that is done; the start of processes does not count."
+        "with networks that are there once; `ecrec` has both. To compare, with nothing to reach: "
+        f"`{SUMS}` is `ecrm` with the papers' code, a sum of floats. `{GRADIENTS}` sends such "
+        "parities the gradients of every push in the place of differences: their servers repeat "
+        "the optimizer's steps, for which they keep the state of all rows of their stripes, and a "
+        "lost server cannot be recovered. (ECRM, section 4.3: 9.0 % more time with gradients, "
+        "which workers send there and servers here, 2.6 % with differences.) "
+        "Servers and workers share the cores of one machine: what "
+        "servers do takes time from workers, which it would not on machines of their own, so CPU "
+        "seconds are told too. A batch counts from the samples' making to the push that is done; "
+        "the start of processes does not count."
     )
 
 
@@ -188,21 +208,21 @@ def pair_turns(
 
 
 def _overhead_ratios(jobs: Mapping[str, Job], runs: Runs) -> Iterator[Ratio]:
-    none = runs[jobs[NONE]]
     measures: tuple[tuple[str, Callable[[Trained], float], bool], ...] = (
         ("time of a batch", lambda run: run.batch_s, True),
         ("CPU of a batch, all processes", lambda run: run.cpu_s, False),
     )
     for name, what, is_judged in measures:
-        for strategy in (ECRM, ECREC):
+        for strategy in CODED:
             coded = runs[jobs[strategy]]
+            none = same_turns(runs[jobs[NONE]], coded)
             yield Ratio(
                 name=f"{name}: {strategy}",
                 ours=1e3 * median_of(coded, what),
                 peer=1e3 * median_of(none, what),
                 against="none, the same cluster",
                 unit="ms",
-                target=OVERHEAD_MAX[strategy] if is_judged else None,
+                target=OVERHEAD_MAX.get(strategy) if is_judged else None,
                 sense=AT_MOST,
                 note=pair_turns(coded, none, what),
             )
@@ -226,60 +246,11 @@ def _local_ratios(
         )
 
 
-def _byte_ratios(jobs: Mapping[str, Job], runs: Runs) -> Iterator[Ratio]:
-    for strategy in (ECRM, ECREC):
-        held = count_bytes(jobs[strategy].spec)
-        yield Ratio(
-            name=f"memory for parities: {strategy}",
-            ours=held.parities / 1e6,
-            peer=held.rows / 1e6,
-            against="rows, networks and their optimizer state",
-            unit="MB",
-            sense=AT_MOST,
-        )
-    none = _bytes(runs[jobs[NONE]], lambda run: run.loopback_bytes)
-    for strategy in (ECRM, ECREC):
-        coded = _bytes(runs[jobs[strategy]], lambda run: run.loopback_bytes)
-        if coded and none:
-            yield Ratio(
-                name=f"network bytes of a batch: {strategy}",
-                ours=coded / 1e6,
-                peer=none / 1e6,
-                against="none",
-                unit="MB",
-                sense=AT_MOST,
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Bytes on all servers together."""
-
-    rows: int
-    parities: int
-
-
-def count_bytes(spec: ClusterSpec) -> Held:
-    """What rows and parities take, networks and optimizer state among them."""
-    return Held(
-        rows=sum(4 * table.rows * table.width for table in spec.tables),
-        parities=sum(
-            4 * table.stripes * table.placement.parity * table.width for table in spec.tables
-        ),
-    )
-
-
-def _bytes(runs: Sequence[Trained], what: Callable[[Trained], float | None]) -> float | None:
-    """The median; None if it is not known of every run."""
-    found = [value for run in runs if (value := what(run)) is not None]
-    return statistics.median(found) if len(found) == len(runs) else None
-
-
 def _strategies_sheet(title: str, jobs: Mapping[str, Job], runs: Runs) -> Sheet:
-    none = median_of(runs[jobs[NONE]], lambda run: run.batch_s)
     rows = []
     for strategy, job in jobs.items():
         mine = runs[job]
+        none = median_of(same_turns(runs[jobs[NONE]], mine), lambda run: run.batch_s)
         batch_s = median_of(mine, lambda run: run.batch_s)
         rows.append(
             (
@@ -307,10 +278,22 @@ def _strategies_sheet(title: str, jobs: Mapping[str, Job], runs: Runs) -> Sheet:
         tuple(rows),
         note=(
             f"Medians of {words.counted(len(runs[first]), 'turn')} of "
-            f"{words.counted(first.batches, 'batch', 'batches')}. "
+            f"{words.counted(first.batches, 'batch', 'batches')}{_fewer(jobs, runs)}. "
             f"{words.counted(first.workers, 'worker')} at a time: a batch is done every so many "
             "ms. Loss: mean of the last tenth."
         ),
+    )
+
+
+def _fewer(jobs: Mapping[str, Job], runs: Runs) -> str:
+    """What is to be said of turns if those to compare had fewer than the others."""
+    compared = [name for name in COMPARED if name in jobs]
+    turns = len(runs[jobs[compared[0]]])
+    if turns == len(runs[jobs[NONE]]):
+        return ""
+    return (
+        f"; of {' and '.join(f'`{name}`' for name in compared)} {words.counted(turns, 'turn')}, "
+        "beside none of the same"
     )
 
 
@@ -361,107 +344,32 @@ def _alone_sheet(size: Size, jobs: Mapping[str, Job], runs: Runs, local: Sequenc
     )
 
 
-def _network_sheet(jobs: Mapping[str, Job], runs: Runs) -> Sheet:
-    rows = []
-    for strategy, job in jobs.items():
-        mine = runs[job]
-        cells = [
-            _bytes(mine, what)
-            for what in (
-                lambda run: run.worker_bytes,
-                lambda run: run.server_bytes,
-                lambda run: run.loopback_bytes,
-            )
-        ]
-        rows.append((strategy, *("–" if c is None else f"{c / 1e6:.2f}" for c in cells)))
-    return Sheet(
-        "Network: MB of a batch",
-        ("strategy", "workers and servers", "among servers", "in all"),
-        tuple(rows),
-        note=(
-            "Counted by the kernel: the workers' TCP connections, both ways, and everything on "
-            "the loopback; among servers is the rest, what the driver says and anything else "
-            "on the machine included. Differences that wait for the flush before theirs add up: "
-            "the slower flushes are, the fewer bytes they take."
-        ),
-    )
-
-
-def _memory_sheet(jobs: Mapping[str, Job], runs: Runs) -> Sheet:
-    none = _bytes(runs[jobs[NONE]], lambda run: run.memory_bytes)
-    rows = []
-    for strategy, job in jobs.items():
-        held = count_bytes(job.spec)
-        resident = _bytes(runs[job], lambda run: run.memory_bytes)
-        is_known = resident is not None and none is not None
-        rest = (resident or 0.0) - (none or 0.0) - held.parities
-        rows.append(
-            (
-                strategy,
-                f"{held.rows / 1e6:.1f}",
-                f"{held.parities / 1e6:.1f}",
-                f"{held.parities / held.rows:.1%}",
-                "–" if resident is None else f"{resident / 1e6:.0f}",
-                f"{rest / 1e6:.0f}" if is_known and strategy != NONE else "–",
-            )
-        )
-    return Sheet(
-        "Memory: MB on all servers together",
-        ("strategy", "rows", "parities", "of rows", "processes", "queues and the rest"),
-        tuple(rows),
-        note=(
-            "Rows and parities with their optimizer state, networks among them, as they are "
-            "allocated. Processes: the largest resident size, interpreters and libraries "
-            "included. Queues and the rest: what a strategy's processes have beyond those of "
-            "none and the parities: differences that wait, staged pushes, messages."
-        ),
-    )
-
-
 def _overhead_plot(
     size: Size, heavy: Mapping[str, Job], light: Mapping[str, Job], runs: Runs
 ) -> Plot:
     models = [(f"DLRM {size.heavy.preset}", heavy)]
     if size.light is not None:
         models.append((f"DLRM {size.light.preset}", light))
-    names = tuple(f"{name}, {what}" for name, _ in models for what in ("time", "CPU"))
     lines = []
-    for strategy in (ECRM, ECREC):
+    for strategy in CODED:
+        names: list[str] = []
         values: list[float] = []
-        for _, jobs in models:
-            mine, none = runs[jobs[strategy]], runs[jobs[NONE]]
+        for name, jobs in models:
+            if strategy not in jobs:
+                continue
+            mine = runs[jobs[strategy]]
+            none = same_turns(runs[jobs[NONE]], mine)
+            names += [f"{name}, {what}" for what in ("time", "CPU")]
             values += [
                 100 * (median_of(mine, what) / median_of(none, what) - 1)
                 for what in (lambda run: run.batch_s, lambda run: run.cpu_s)
             ]
-        lines.append(Line(strategy, names, tuple(values)))
+        lines.append(Line(strategy, tuple(names), tuple(values)))
     return Plot(
         name="cluster-overhead",
         title="What being safe adds to a batch (the papers' figure 5)",
         x_label="",
         y_label="% more than none",
         lines=tuple(lines),
-        is_bars=True,
-    )
-
-
-def _network_plot(jobs: Mapping[str, Job], runs: Runs) -> Plot:
-    parts: tuple[tuple[str, Callable[[Trained], float | None]], ...] = (
-        ("workers and servers", lambda run: run.worker_bytes),
-        ("among servers", lambda run: run.server_bytes),
-    )
-    return Plot(
-        name="cluster-network",
-        title="Bytes of a batch",
-        x_label="",
-        y_label="MB",
-        lines=tuple(
-            Line(
-                label,
-                tuple(jobs),
-                tuple((_bytes(runs[job], what) or 0.0) / 1e6 for job in jobs.values()),
-            )
-            for label, what in parts
-        ),
         is_bars=True,
     )

@@ -19,6 +19,7 @@ import statistics
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from holdfast import events
@@ -65,13 +66,13 @@ def save_and_restore(job: Job, folder: Path, *, times: int) -> Saved:
         ) as layer,
     ):
         for step in range(times):
-            wait_until(lambda s=step: _spares_started(happened) >= (s + 1) * job.servers)  # type: ignore[misc]
+            wait_until(partial(_have_spares, happened, (step + 1) * job.servers))
             layer.save(step=2 * step)  # these processes have not saved before
-            saves.append(seconds_of(lambda s=step: layer.save(step=2 * s + 1)))  # type: ignore[misc]
+            saves.append(seconds_of(partial(layer.save, step=2 * step + 1)))
             kills.append(time.time())
             pids.append(cluster.coordinator.process(step % job.servers).pid)
             os.kill(pids[-1], signal.SIGKILL)
-            wait_until(lambda s=step: len(_restored(happened)) > s)  # type: ignore[misc]
+            wait_until(partial(_have_restored, happened, step + 1))
             cluster.wait_whole()
         strays = find_strays(happened, pids)
     restored = _restored(happened)
@@ -87,8 +88,13 @@ def save_and_restore(job: Job, folder: Path, *, times: int) -> Saved:
     )
 
 
-def _spares_started(happened: list[events.Event]) -> int:
-    return sum(isinstance(e, events.ServerStarted) and e.server == -1 for e in happened)
+def _have_spares(happened: list[events.Event], count: int) -> bool:
+    started = sum(isinstance(e, events.ServerStarted) and e.server == -1 for e in happened)
+    return started >= count
+
+
+def _have_restored(happened: list[events.Event], times: int) -> bool:
+    return len(_restored(happened)) >= times
 
 
 def _restored(happened: list[events.Event]) -> list[events.Restored]:

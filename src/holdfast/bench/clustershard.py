@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -133,7 +134,7 @@ def _regain(job: Job, folder: Path, bare: Bare, kills: int) -> list[Regained]:
             moment = time.time()
             pids.append(cluster.coordinator.process(server).pid)
             os.kill(pids[-1], signal.SIGKILL)
-            wait_until(lambda s=server, m=moment: find_whole(happened, s, m) is not None)  # type: ignore[misc]
+            wait_until(partial(_is_whole, happened, server, moment))
             whole = find_whole(happened, server, moment)
             assert whole is not None
             replaced = next(
@@ -155,6 +156,10 @@ def _regain(job: Job, folder: Path, bare: Bare, kills: int) -> list[Regained]:
                 )
             )
     return found
+
+
+def _is_whole(happened: Sequence[events.Event], server: int, since: float) -> bool:
+    return find_whole(happened, server, since) is not None
 
 
 def wait_until(is_true: Callable[[], bool], *, patience_s: float = _PATIENCE_S) -> None:

@@ -10,6 +10,8 @@ Invariants:
 - A training during which a process was lost unasked gives no numbers: it is repeated, and told.
 
 Not here: what is compared (cluster.py), kills (clusterkills.py).
+
+# N rows, D weights of a row
 """
 
 from __future__ import annotations
@@ -21,16 +23,20 @@ import statistics
 import struct
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from holdfast import events
 from holdfast.cluster.cluster import Cluster
 from holdfast.cluster.coordinator import Settings
+from holdfast.cluster.dense import NAME as DENSE
 from holdfast.cluster.engine import LocalEngine
-from holdfast.cluster.spec import ClusterSpec
+from holdfast.cluster.shard import Gradients, Shard
+from holdfast.cluster.spec import GRADIENT, ClusterSpec
 from holdfast.cluster.worker import Session
 from holdfast.errors import DataLossError, InvalidRequestError, UnavailableError
 from holdfast.recsys import clustertrain
@@ -38,6 +44,11 @@ from holdfast.recsys.clustertrain import BatchTold, Layout, Told, Workload
 
 NONE, ECRM, ECREC = "none", "ecrm", "ecrec"
 STRATEGIES = (NONE, ECRM, ECREC)
+GRADIENTS, SUMS = "ecrm, gradients", "ecrm, sums"
+COMPARED = (GRADIENTS, SUMS)
+"""As ECRM with the papers' float sum in the place of XOR; parity is told gradients, for which it
+keeps the optimizer state of rows, or differences. Shown beside the others, not for use."""
+CODED = (ECRM, ECREC, *COMPARED)
 ENTRY = "holdfast.bench.clustertrainer:train"
 
 _PATIENCE_S = 60.0  # for a worker's last words
@@ -68,14 +79,47 @@ class Job:
             servers=self.servers,
             data=self.servers - 1 if is_coded else self.servers,
             parity=1 if is_coded else 0,
+            code="sum" if self.strategy in COMPARED else None,
             replicate_networks=self.strategy == ECREC,
             locks=self.locks,
         )
-        return clustertrain.make_cluster_spec(self.workload, layout)
+        spec = clustertrain.make_cluster_spec(self.workload, layout)
+        return pass_gradients(spec) if self.strategy == GRADIENTS else spec
 
     def settings(self, *, spares: int = 0) -> Settings:
         """How its cluster is run."""
         return Settings(spares=spares, two_phase=self.strategy == ECREC, pulse_s=self.silence_s)
+
+
+def pass_gradients(spec: ClusterSpec) -> ClusterSpec:
+    """The same cluster, but parity of coded tables is told gradients; networks stay as they are."""
+    return replace(
+        spec,
+        tables=tuple(
+            table if table.name == DENSE else replace(table, propagation=GRADIENT)
+            for table in spec.tables
+        ),
+    )
+
+
+def compile_sums() -> None:
+    """Compile what servers with float sums need beyond what all load when they start.
+
+    They find it on disk then: one that compiles while it trains is silent for too long.
+    """
+    for strategy in COMPARED:
+        job = Job(strategy=strategy, workload=Workload(preset="tiny", rows=2000), servers=2)
+        spec = job.spec
+        arena, _ = spec.places[spec.tables[0].name]
+        first, other = (Shard(spec, server, epoch=1) for server in range(job.servers))
+        for shard in (first, other):
+            shard.begin()
+        grads_ND = np.ones((1, spec.tables[0].dim), np.float32)
+        first.push(0, 0, [Gradients(arena, np.arange(1), grads_ND)])
+        flush = first.begin_flush()
+        assert flush is not None
+        other.fold(0, flush, epoch=1)
+        first.end_flush()
 
 
 @contextlib.contextmanager
@@ -225,6 +269,15 @@ class Trained:
         if self.worker_bytes is None or self.loopback_bytes is None:
             return None
         return max(0.0, self.loopback_bytes - self.worker_bytes)
+
+
+Runs = Mapping[Job, Sequence[Trained]]
+"""Trainings of each job, in the order of turns."""
+
+
+def same_turns(runs: Sequence[Trained], of: Sequence[Trained]) -> Sequence[Trained]:
+    """Those of the runs that were made in the turns of others."""
+    return runs[: len(of)]
 
 
 def train_job(job: Job, folder: Path) -> Trained:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,13 +13,17 @@ import pytest
 
 from holdfast import events
 from holdfast.bench import cluster
+from holdfast.bench.clusterbytes import count_bytes
 from holdfast.bench.clusterlocal import train_local
 from holdfast.bench.clustershard import count_shard
 from holdfast.bench.clustertrainer import (
+    COMPARED,
     ECREC,
     ECRM,
+    GRADIENTS,
     NONE,
     STRATEGIES,
+    SUMS,
     Job,
     Trained,
     count_tcp_bytes,
@@ -31,6 +36,9 @@ from holdfast.bench.clustertrainer import (
     train_calm,
     worker_cpu,
 )
+from holdfast.cluster.arenashard import ArenaShard
+from holdfast.cluster.shard import Gradients, Shard
+from holdfast.cluster.spec import DIFFERENCE, GRADIENT
 from holdfast.errors import DataLossError, InvalidRequestError, UnavailableError
 from holdfast.recsys.clustertrain import BatchTold, Workload
 
@@ -105,7 +113,7 @@ def test_what_the_system_says_is_read() -> None:
 
 def test_strategies_differ_in_what_is_coded_and_committed() -> None:
     specs = {name: Job(strategy=name, workload=TINY).spec for name in STRATEGIES}
-    held = {name: cluster.count_bytes(spec) for name, spec in specs.items()}
+    held = {name: count_bytes(spec) for name, spec in specs.items()}
     assert held[NONE].parities == 0
     assert held[NONE].rows == held[ECRM].rows == held[ECREC].rows
     networks = specs[ECREC].tables[-1]
@@ -115,6 +123,71 @@ def test_strategies_differ_in_what_is_coded_and_committed() -> None:
         False,
         True,
     ]
+
+
+def test_gradients_are_sent_to_sums_that_keep_the_state_of_all_rows() -> None:
+    specs = {name: Job(strategy=name, workload=TINY).spec for name in (ECRM, *COMPARED)}
+    held = {name: count_bytes(spec) for name, spec in specs.items()}
+    # The same cluster else, whose sums are as large as parities by XOR.
+    assert held[ECRM] == held[SUMS] == replace(held[GRADIENTS], states=0)
+    shards = [
+        ArenaShard(at, arena, server, locks=1, room=1)
+        for at, arena in enumerate(specs[GRADIENTS].arenas)
+        for server in range(specs[GRADIENTS].servers)
+    ]
+    # Servers round tables up to whole turns of stripes: shares are equal, not bytes.
+    states = sum(shard.state_bytes for shard in shards)
+    parities = sum(shard.parities_QW.nbytes for shard in shards)
+    assert held[GRADIENTS].states / held[GRADIENTS].parities == states / parities == 2
+    for name, told in ((SUMS, DIFFERENCE), (GRADIENTS, GRADIENT)):
+        *tables, networks = specs[name].tables
+        assert {(table.code, table.propagation) for table in tables} == {("sum", told)}
+        assert networks == specs[ECRM].tables[-1]
+        assert not Job(strategy=name, workload=TINY).settings().two_phase
+
+
+def test_servers_send_gradients_or_differences_as_the_strategy_says() -> None:
+    for strategy, sent, other in (
+        (SUMS, DIFFERENCE, GRADIENT),
+        (GRADIENTS, GRADIENT, DIFFERENCE),
+    ):
+        spec = Job(strategy=strategy, workload=TINY).spec
+        shard = Shard(spec, 0, epoch=1)
+        shard.begin()
+        arena, _ = spec.places[spec.tables[0].name]
+        grads_ND = np.ones((3, spec.tables[0].dim), np.float32)
+        shard.push(0, 0, [Gradients(arena, np.arange(3), grads_ND)])
+        flush = shard.begin_flush()
+        assert flush is not None
+        assert flush.bytes_of(sent) > 0 and flush.bytes_of(other) == 0
+
+
+def test_a_ratio_is_against_the_same_turns() -> None:
+    jobs = {name: Job(strategy=name, workload=TINY) for name in cluster.HEAVY}
+    runs = {
+        job: [Trained(job, s, s, s, 8.0, 9.0 * s, 7, 0.5) for s in seconds]
+        for job, seconds in zip(
+            jobs.values(), [(1.0, 3.0), (2.0, 6.0), (3.0, 9.0), (7.0,), (5.0,)], strict=True
+        )
+    }
+    found = {r.name: (r.ours, r.peer) for r in cluster._overhead_ratios(jobs, runs)}
+    assert found["time of a batch: ecrm"] == (4000, 2000)
+    assert found[f"time of a batch: {SUMS}"] == (5000, 1000)
+    assert found[f"CPU of a batch, all processes: {GRADIENTS}"] == (14_000, 2000)
+    sheet = cluster._strategies_sheet("", jobs, runs)
+    assert [row[2] for row in sheet.rows] == ["1.000×", "2.000×", "3.000×", "7.000×", "5.000×"]
+    assert "of `ecrm, gradients` and `ecrm, sums` 1 turn, beside none" in sheet.note
+    light = {name: jobs[name] for name in cluster.LIGHT}
+    assert "; of `ecrm, gradients` 1 turn" in cluster._strategies_sheet("", light, runs).note
+    size = replace(cluster.QUICK, light=Workload(preset="small"))
+    lines = {line.label: line for line in cluster._overhead_plot(size, jobs, light, runs).lines}
+    assert lines[ECRM].y == (100, 100, 100, 100)
+    # What was not trained has no bar, and the others keep their places.
+    assert dict(zip(lines[SUMS].x, lines[SUMS].y, strict=True)) == {
+        "DLRM tiny, time": 400,
+        "DLRM tiny, CPU": 400,
+    }
+    assert lines[GRADIENTS].x == lines[ECRM].x and lines[GRADIENTS].y == (600, 600, 600, 600)
 
 
 def test_losses_that_nobody_asked_for_are_told_apart() -> None:
@@ -149,10 +222,10 @@ def test_trainings_that_are_always_spoilt_end_with_an_error() -> None:
         train_calm(attempt, times=2)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", [*STRATEGIES, *COMPARED])
 def test_shards_of_all_servers_are_all_rows_and_parities(strategy: str) -> None:
     spec = Job(strategy=strategy, workload=TINY).spec
-    held = cluster.count_bytes(spec)
+    held = count_bytes(spec)
     assert sum(count_shard(spec, server) for server in range(5)) == held.rows + held.parities
 
 
@@ -176,11 +249,23 @@ def test_every_ratio_has_two_real_sides(section: SimpleNamespace) -> None:
 def test_bytes_and_losses_are_those_of_the_same_training(section: SimpleNamespace) -> None:
     sheets = {sheet.title: sheet for sheet in section.sheets}
     strategies = sheets["DLRM tiny: networks dominate"].rows
-    assert [row[0] for row in strategies] == list(STRATEGIES)
+    assert [row[0] for row in strategies] == [*STRATEGIES, *COMPARED]
     losses = [float(row[-1]) for row in strategies]
     assert np.ptp(losses) < 1e-3  # one worker, the same batches: the same training
     pulled = [float(row[1]) for row in sheets["Network: MB of a batch"].rows if row[1] != "–"]
     assert all(each > 0 for each in pulled)
     memory = sheets["Memory: MB on all servers together"].rows
-    assert memory[0][3] == "0.0%" and memory[2][3] == "100.0%"  # of two servers: copies
-    assert all(float(row[4]) > 0 for row in memory if row[4] != "–")
+    assert memory[0][4] == "0.0%" and memory[2][4] == "100.0%"  # of two servers: copies
+    assert all(float(row[5]) > 0 for row in memory if row[5] != "–")
+
+
+def test_what_is_compared_alone_is_in_every_table_and_plot(section: SimpleNamespace) -> None:
+    ratios = [ratio.name for ratio in section.ratios if ratio.target is None]
+    for what in ("time of a batch", "CPU of a batch, all processes", "memory for parities"):
+        assert {f"{what}: {name}" for name in COMPARED} <= set(ratios)
+    first, _, *others = section.sheets  # one worker alone has no such lines
+    for sheet in (first, *others):
+        assert [row[0] for row in sheet.rows][-2:] == list(COMPARED), sheet.title
+    overhead, network = section.plots
+    assert [line.label for line in overhead.lines] == [ECRM, ECREC, *COMPARED]
+    assert all(line.x == [*STRATEGIES, *COMPARED] for line in network.lines)
