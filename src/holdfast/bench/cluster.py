@@ -34,7 +34,6 @@ from holdfast.bench.clustertrainer import (
     Job,
     Runs,
     Trained,
-    compile_sums,
     same_turns,
     train_calm,
     train_job,
@@ -112,7 +111,6 @@ def _measure(size: Size, folder: Path) -> Section:
     runs: dict[Job, list[Trained]] = {}
     local: list[Local] = []
     reasons: list[str] = []
-    compile_sums()
     for turn in range(size.turns):
         # Equal jobs are one: at a quick size one worker is all there is.
         jobs = dict.fromkeys(heavy.values())

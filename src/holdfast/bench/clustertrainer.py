@@ -10,8 +10,6 @@ Invariants:
 - A training during which a process was lost unasked gives no numbers: it is repeated, and told.
 
 Not here: what is compared (cluster.py), kills (clusterkills.py).
-
-# N rows, D weights of a row
 """
 
 from __future__ import annotations
@@ -28,14 +26,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from holdfast import events
 from holdfast.cluster.cluster import Cluster
 from holdfast.cluster.coordinator import Settings
 from holdfast.cluster.dense import NAME as DENSE
 from holdfast.cluster.engine import LocalEngine
-from holdfast.cluster.shard import Gradients, Shard
 from holdfast.cluster.spec import GRADIENT, ClusterSpec
 from holdfast.cluster.worker import Session
 from holdfast.errors import DataLossError, InvalidRequestError, UnavailableError
@@ -100,26 +95,6 @@ def pass_gradients(spec: ClusterSpec) -> ClusterSpec:
             for table in spec.tables
         ),
     )
-
-
-def compile_sums() -> None:
-    """Compile what servers with float sums need beyond what all load when they start.
-
-    They find it on disk then: one that compiles while it trains is silent for too long.
-    """
-    for strategy in COMPARED:
-        job = Job(strategy=strategy, workload=Workload(preset="tiny", rows=2000), servers=2)
-        spec = job.spec
-        arena, _ = spec.places[spec.tables[0].name]
-        first, other = (Shard(spec, server, epoch=1) for server in range(job.servers))
-        for shard in (first, other):
-            shard.begin()
-        grads_ND = np.ones((1, spec.tables[0].dim), np.float32)
-        first.push(0, 0, [Gradients(arena, np.arange(1), grads_ND)])
-        flush = first.begin_flush()
-        assert flush is not None
-        other.fold(0, flush, epoch=1)
-        first.end_flush()
 
 
 @contextlib.contextmanager

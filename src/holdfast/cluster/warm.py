@@ -13,26 +13,27 @@ import numpy as np
 from holdfast.cluster import decode, slab
 from holdfast.cluster.arenashard import fold_rows
 from holdfast.cluster.shard import Gradients, Shard
-from holdfast.cluster.spec import ClusterSpec, Optimizer, TableSpec
+from holdfast.cluster.spec import DIFFERENCE, GRADIENT, ClusterSpec, Optimizer, TableSpec
 from holdfast.placement import Placement
 
 
 def warm_kernels() -> None:
     """Do once, on a few rows, everything that is done to rows."""
-    coded = Placement(3, data=2, parity=1)
-    tables = (
-        TableSpec("coded", 12, 4, coded, "xor", Optimizer("adagrad"), bound=0.1),
-        TableSpec(
-            "copied",
-            12,
-            4,
-            Placement(3, data=1, parity=1),
-            "xor",
-            Optimizer("adagrad"),
-            bound=0.1,
-            propagation="gradient",
-        ),
-        TableSpec("alone", 12, 4, Placement(3), "none", Optimizer("adagrad"), bound=0.1),
+    coded, copied, alone = (
+        Placement(3, data=2, parity=1),
+        Placement(3, data=1, parity=1),
+        Placement(3),
+    )
+    told = (
+        ("coded", coded, "xor", DIFFERENCE),
+        ("copied", copied, "xor", GRADIENT),
+        ("summed", coded, "sum", DIFFERENCE),
+        ("repeated", coded, "sum", GRADIENT),
+        ("alone", alone, "none", DIFFERENCE),
+    )
+    tables = tuple(
+        TableSpec(name, 12, 4, placement, code, Optimizer("adagrad"), bound=0.1, propagation=how)
+        for name, placement, code, how in told
     )
     shards = [Shard(ClusterSpec(tables, locks=2), server, epoch=1) for server in range(3)]
     for shard in shards:
