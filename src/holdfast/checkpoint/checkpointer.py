@@ -46,11 +46,11 @@ from holdfast.checkpoint.baseline import (
     restore_sizes,
 )
 from holdfast.checkpoint.catalog import BASE, Catalog, Recovery
+from holdfast.checkpoint.chooser import make_chooser
 from holdfast.checkpoint.extractor import Extractor
 from holdfast.checkpoint.grid import as_extract
 from holdfast.checkpoint.load import load_checkpoint, prepare_servers
 from holdfast.checkpoint.lost import LostSamples
-from holdfast.checkpoint.priority import make_chooser
 from holdfast.checkpoint.reader import check_stateful
 from holdfast.checkpoint.retention import as_keep
 from holdfast.checkpoint.run import as_ids

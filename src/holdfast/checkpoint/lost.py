@@ -16,13 +16,28 @@ from typing import Any
 from holdfast.plan.pls import PlsMeter
 
 
+class Rounds:
+    """Which saves count as one of everything: each base, and each so manyth after one."""
+
+    def __init__(self, saves: int) -> None:
+        self._saves_a_round = saves
+        self._saves = 0
+
+    def saved(self, *, is_base: bool) -> bool:
+        """One save more; whether everything counts as saved with it."""
+        self._saves += 1
+        is_whole = is_base or self._saves >= self._saves_a_round
+        if is_whole:
+            self._saves = 0
+        return is_whole
+
+
 class LostSamples:
     """Counts for one run; without a meter it counts nothing."""
 
     def __init__(self, meter: PlsMeter | None, *, saves_a_round: int) -> None:
         self._meter = meter
-        self._saves_a_round = saves_a_round
-        self._saves = 0
+        self._rounds = Rounds(saves_a_round)
 
     @property
     def pls(self) -> float | None:
@@ -36,11 +51,8 @@ class LostSamples:
 
     def saved(self, steps_ago: int, *, is_base: bool) -> None:
         """A save that was taken so many steps ago is durable."""
-        self._saves += 1
-        if is_base or self._saves >= self._saves_a_round:
-            self._saves = 0
-            if self._meter is not None:
-                self._meter.saved(at=self._meter.samples - steps_ago)
+        if self._rounds.saved(is_base=is_base) and self._meter is not None:
+            self._meter.saved(at=self._meter.samples - steps_ago)
 
     def failed(self, servers: Sequence[int]) -> float | None:
         """These servers got back what was saved of them; the PLS that adds."""

@@ -1,6 +1,6 @@
-"""Hot rows first: which r·N rows of the large tables a checkpoint saves (CPR, section 4.2).
+"""Hot rows first: which r·N rows of a large table matter most (CPR, section 4.2). No torch.
 
-    optimizer.step -> tracker -> see() ; a checkpoint is due -> choose() -> selection
+    rows are used -> see() ; a checkpoint is due -> choose() -> saved(), or take() -> put_back()
 
 Three ways to tell which rows matter most. ``scar``: those that changed most since they were saved;
 needs a copy of the tables. ``mfu``: those used most since they were saved; a counter a row.
@@ -8,31 +8,32 @@ needs a copy of the tables. ``mfu``: those used most since they were saved; a co
 which together hold nearly all rows; of the others every changed row is saved.
 
 Invariants:
-- At most r·N rows of a large table are chosen, and only rows that were used, or changed.
-- A row that was not chosen stays changed: the next checkpoint may save it.
-- What a save had taken that failed comes first again (``ssu``: when it is used again).
+- At most r·N rows of a table are chosen, and only rows that were used, or changed.
+- ``put_back`` undoes ``take``: rows of a save that failed have their uses of before and those since
+  (``scar``: they come first). ``give_back`` needs nothing to be kept: they come first again
+  (``ssu``: when they are used again).
 
-Not here: the kernels (kernels/priority.py), when a checkpoint is due (schedule.py).
+Not here: the kernels (kernels/priority.py); all tables of a model (chooser.py), of a server
+(cluster/uses.py).
 
-# N rows of a table, K ids, words_W: a set of rows, a bit a row
+# N rows of a table, K ids, words_W: a set of rows, a bit a row; a taken_X: what put_back needs
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.checkpoint.tracker import LookupTracker, Tracker
 from holdfast.errors import InvalidRequestError
 from holdfast.kernels import bitmap, priority
-from holdfast.tables import Table
 
 Words = npt.NDArray[np.uint64]
 Ids = npt.NDArray[np.int64]
+Taken = npt.NDArray[Any]
 
 SCAR, MFU, SSU = "scar", "mfu", "ssu"
 
@@ -87,24 +88,44 @@ def large_tables(rows: Mapping[str, int], share: float) -> list[str]:
     return chosen
 
 
-class _Choice(Protocol):
+def rows_to_choose(rows: int, r: float) -> int:
+    """How many rows of a table a checkpoint may hold: r·N, and one at least.
+
+    >>> rows_to_choose(800, 0.125), rows_to_choose(5, 0.125)
+    (100, 1)
+    """
+    return max(1, int(r * rows))
+
+
+class Choice(Protocol):
     """How one table's rows are told apart."""
 
     @property
-    def bytes(self) -> int: ...
+    def bytes(self) -> int:
+        """Memory it keeps."""
 
-    def see(self, ids_K: Ids) -> None: ...
+    def see(self, ids_K: Ids) -> None:
+        """Training used these rows, repeated ids included."""
 
-    def choose(self, count: int) -> Words: ...
+    def choose(self, count: int) -> Words:
+        """The rows that matter most, at most so many."""
 
-    def saved(self, words_W: Words | None) -> None: ...
+    def saved(self, words_W: Words | None) -> None:
+        """A snapshot took these rows (None: all)."""
 
-    def give_back(self, words_W: Words) -> None: ...
+    def give_back(self, words_W: Words) -> None:
+        """The save that took these rows failed."""
+
+    def take(self, ids_K: Ids) -> Taken:
+        """``saved``, and what ``put_back`` needs should that save fail."""
+
+    def put_back(self, ids_K: Ids, taken_X: Taken) -> None:
+        """The save failed for which these rows were taken."""
 
 
 class _MostUsed:
-    def __init__(self, table: Table) -> None:
-        self._counters_N = np.zeros(table.rows, np.uint32)
+    def __init__(self, rows: int) -> None:
+        self._counters_N = np.zeros(rows, np.uint32)
 
     @property
     def bytes(self) -> int:
@@ -126,13 +147,23 @@ class _MostUsed:
         ids_K = bitmap.ids(words_W, 0, len(self._counters_N))
         self._counters_N[ids_K] = np.iinfo(np.uint32).max  # comes first again
 
+    def take(self, ids_K: Ids) -> Taken:
+        taken_K: Taken = self._counters_N[ids_K]
+        priority.clear(self._counters_N, ids_K)
+        return taken_K
+
+    def put_back(self, ids_K: Ids, taken_X: Taken) -> None:
+        seen_K = self._counters_N[ids_K]
+        room_K = np.iinfo(np.uint32).max - seen_K  # a full counter stays full
+        self._counters_N[ids_K] = seen_K + np.minimum(taken_X, room_K)
+
 
 class _SomeUsed:
-    def __init__(self, table: Table, rules: Priority) -> None:
-        self._rows = table.rows
-        self._capacity = _count(table.rows, rules.r)
+    def __init__(self, rows: int, rules: Priority) -> None:
+        self._rows = rows
+        self._capacity = rows_to_choose(rows, rules.r)
         self._period = rules.period
-        self._words_W = bitmap.new(table.rows)
+        self._words_W = bitmap.new(rows)
         self._state_S = priority.new_state(rules.seed)
 
     @property
@@ -153,11 +184,21 @@ class _SomeUsed:
     def give_back(self, words_W: Words) -> None:
         """Nothing: its rows are listed again when they are used again."""
 
+    def take(self, ids_K: Ids) -> Taken:
+        taken_W = self._words_W.copy()
+        priority.reset(self._words_W, self._state_S)
+        return taken_W
+
+    def put_back(self, ids_K: Ids, taken_X: Taken) -> None:
+        priority.relist(
+            self._words_W, self._state_S, taken_X, self._rows, self._capacity, self._period
+        )
+
 
 class _MostChanged:
-    def __init__(self, table: Table) -> None:
-        self._table = table
-        self._saved_ND = table.tensors()[0].cpu().numpy().copy()
+    def __init__(self, weights: Callable[[], np.ndarray]) -> None:
+        self._weights = weights
+        self._saved_ND = weights().copy()
 
     @property
     def bytes(self) -> int:
@@ -167,103 +208,45 @@ class _MostChanged:
         """Nothing: the rows themselves tell."""
 
     def choose(self, count: int) -> Words:
-        changes_N = np.empty(self._table.rows, np.float32)
+        changes_N = np.empty(len(self._saved_ND), np.float32)
         priority.changes(self._weights(), self._saved_ND, changes_N)
         return priority.top_set(changes_N, count)
 
     def saved(self, words_W: Words | None) -> None:
-        weights_ND = self._weights()
         if words_W is None:
-            self._saved_ND[:] = weights_ND
+            self._saved_ND[:] = self._weights()
         else:
-            ids_K = bitmap.ids(words_W, 0, self._table.rows)
-            self._saved_ND[ids_K] = weights_ND[ids_K]
+            self.take(bitmap.ids(words_W, 0, len(self._saved_ND)))
 
     def give_back(self, words_W: Words) -> None:
-        self._saved_ND[bitmap.ids(words_W, 0, self._table.rows)] = np.inf  # comes first again
+        self._saved_ND[bitmap.ids(words_W, 0, len(self._saved_ND))] = np.inf  # comes first again
 
-    def _weights(self) -> np.ndarray:
-        weights_ND: np.ndarray = self._table.tensors()[0].cpu().numpy()
-        return weights_ND
+    def take(self, ids_K: Ids) -> Taken:
+        self._saved_ND[ids_K] = self._weights()[ids_K]
+        return np.empty(0, np.float32)
 
-
-def _count(rows: int, r: float) -> int:
-    return max(1, int(r * rows))
-
-
-class Chooser:
-    """Chooses rows of a model's large tables."""
-
-    def __init__(self, rules: Priority, tables: Sequence[Table]) -> None:
-        self.rules = rules
-        large = set(large_tables({table.name: table.rows for table in tables}, rules.share))
-        self._tables = {table.name: table for table in tables if table.name in large}
-        self._choices: dict[str, _Choice] = {
-            name: _make_choice(rules, table) for name, table in self._tables.items()
-        }
-
-    @property
-    def tables(self) -> list[str]:
-        """The tables of which not everything is saved."""
-        return list(self._tables)
-
-    @property
-    def bytes(self) -> int:
-        """Memory it keeps."""
-        return sum(choice.bytes for choice in self._choices.values())
-
-    def see(self, table: str, ids_K: Ids) -> None:
-        """Training used these rows of a table, repeated ids included."""
-        choice = self._choices.get(table)
-        if choice is not None:
-            choice.see(ids_K)
-
-    def choose(self, marks: Mapping[str, Words]) -> tuple[dict[str, Words], dict[str, Words]]:
-        """Divide the changed rows of all tables: those to save now, and those left for later."""
-        now, later = dict(marks), {}
-        for name, choice in self._choices.items():
-            chosen_W = choice.choose(_count(self._tables[name].rows, self.rules.r))
-            now[name] = marks[name] & chosen_W
-            later[name] = marks[name] & ~chosen_W
-        return now, later
-
-    def saved(self, marks: Mapping[str, Words] | None) -> None:
-        """A snapshot took these rows (None: all)."""
-        for name, choice in self._choices.items():
-            choice.saved(None if marks is None else marks[name])
-
-    def give_back(self, marks: Mapping[str, Words]) -> None:
-        """The save that took these rows last failed."""
-        for name, choice in self._choices.items():
-            if name in marks:
-                choice.give_back(marks[name])
-
-    def reset(self) -> None:
-        """The tables were just loaded: nothing in them is new."""
-        self._choices = {
-            name: _make_choice(self.rules, table) for name, table in self._tables.items()
-        }
+    def put_back(self, ids_K: Ids, taken_X: Taken) -> None:
+        self._saved_ND[ids_K] = np.inf
 
 
-def _make_choice(rules: Priority, table: Table) -> _Choice:
+def make_choice(rules: Priority, rows: int, weights: Callable[[], np.ndarray]) -> Choice:
+    """How rows of a table are told apart; ``weights`` gives the table as it is now."""
     if rules.by == MFU:
-        return _MostUsed(table)
-    return _SomeUsed(table, rules) if rules.by == SSU else _MostChanged(table)
+        return _MostUsed(rows)
+    return _SomeUsed(rows, rules) if rules.by == SSU else _MostChanged(weights)
 
 
-def make_chooser(rules: Priority, tables: Sequence[Table], tracker: Tracker) -> Chooser:
-    """A chooser that hears of every lookup the tracker sees.
-
-    Raises:
-        InvalidRequestError: it must count lookups, and the tracker sees none.
-    """
-    chooser = Chooser(rules, tables)
-    if isinstance(tracker, LookupTracker):
-        tracker.listen(chooser.see)
-    elif rules.by != SCAR:
-        raise InvalidRequestError(
-            "this priority counts lookups, and row hashes do not see them",
-            priority=rules.by,
-            todo="use tracking='lookup', or priority by scar",
-        )
-    return chooser
+def warm() -> None:
+    """Compile or load the kernels of choosing."""
+    ids_N = np.array([1, 2, 5], np.int64)
+    counters_N = np.zeros(64, np.uint32)
+    words_W, state_S = bitmap.new(64), priority.new_state(0)
+    for kind in (np.int64, np.int32):
+        priority.count(counters_N, ids_N.astype(kind))
+        priority.sample(words_W, state_S, ids_N.astype(kind), 64, 8, 2)
+    priority.clear(counters_N, ids_N)
+    table_ND, changes_N = np.ones((64, 4), np.float32), np.zeros(64, np.float32)
+    for now_ND in (table_ND, np.ones((64, 6), np.float32)[:, :4]):  # alone, or with state beside
+        priority.changes(now_ND, table_ND, changes_N)
+    for values_N in (counters_N, changes_N):
+        priority.top_set(values_N, 2)

@@ -8,10 +8,11 @@ import time
 
 import numpy as np
 
+from holdfast.checkpoint import priority
 from holdfast.checkpoint.codec import Codec
 from holdfast.checkpoint.segment import Segment, encode_segment
 from holdfast.checkpoint.strategy import CodecPlan
-from holdfast.kernels import bitmap, bloom, place, priority
+from holdfast.kernels import bitmap, bloom, place
 from holdfast.kernels import rows as row_kernels
 
 _PATIENCE_S = 1.0
@@ -35,7 +36,7 @@ def warm_kernels(codecs: CodecPlan, *, has_grid: bool, has_priority: bool = Fals
         bitmap.ids(words_W, 0, int(bitmap.split(words_W, 2)[-1]))
         bitmap.is_set(words_W, ids_N)
         if has_priority:
-            _choose(ids_N)
+            priority.warm()
         # Row state may appear only later: its codecs are needed at the first save all the same.
         used = {codecs.weights}
         used |= {codecs.for_column(1, is_non_negative=flag) for flag in (True, False)}
@@ -45,19 +46,6 @@ def warm_kernels(codecs: CodecPlan, *, has_grid: bool, has_priority: bool = Fals
     finally:
         notice.cancel()
     return time.perf_counter() - started
-
-
-def _choose(ids_N: np.ndarray) -> None:
-    counters_N = np.zeros(64, np.uint32)
-    words_W, state_S = bitmap.new(64), priority.new_state(0)
-    for kind in (np.int64, np.int32):
-        priority.count(counters_N, ids_N.astype(kind))
-        priority.sample(words_W, state_S, ids_N.astype(kind), 64, 8, 2)
-    priority.clear(counters_N, ids_N)
-    table_ND, changes_N = np.ones((64, 4), np.float32), np.zeros(64, np.float32)
-    priority.changes(table_ND, table_ND, changes_N)
-    for values_N in (counters_N, changes_N):
-        priority.top_set(values_N, 2)
 
 
 def _round_trip(codec: Codec, ids_N: np.ndarray, *, has_grid: bool) -> None:

@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from holdfast.report.cluster import ClusterRun
 
 NONE, ECRM, ECREC = "none", "ecrm", "ecrec"
-FULL, CHECK_N_RUN, INCRCP, CPR = "full", "check-n-run", "incrcp", "cpr"
+FULL, CHECK_N_RUN, INCRCP = "full", "check-n-run", "incrcp"
+PARTIAL = ("cpr", "cpr-mfu", "cpr-ssu", "cpr-scar")
+"""What gives lost servers their last saved rows, and lets the others go on."""
 CODED = (ECRM, ECREC)
-LAYERS = (FULL, CHECK_N_RUN, INCRCP, CPR)
+LAYERS = (FULL, CHECK_N_RUN, INCRCP, *PARTIAL)
 """What saves checkpoints of a cluster: alone, or as the second layer of a coded one."""
 STRATEGIES = (NONE, *LAYERS, *CODED)
 LOCAL, RAY = "local", "ray"
@@ -267,7 +269,7 @@ def choose_layout(
             parity=0,
             optimizer=optimizer,
             # partial recovery is of rows; fully, networks go back with them
-            hold_networks=strategy == CPR,
+            hold_networks=strategy in PARTIAL,
         )
     if servers < 2:
         raise InvalidRequestError(

@@ -27,6 +27,7 @@ from rich.live import Live as LiveDisplay
 from rich.text import Text
 
 from holdfast import events
+from holdfast.checkpoint import priority
 from holdfast.checkpoint.strategy import as_strategy, plan_codec
 from holdfast.cli.cluster import NONE, RAY, ClusterJob, LayerChoice, Strike
 from holdfast.cluster import store
@@ -200,6 +201,8 @@ def _warm(choice: LayerChoice, log: events.EventLog) -> None:
     )
     state = [plan.for_column(1, is_non_negative=is_positive) for is_positive in (False, True)]
     store.warm({"": [plan.for_column(0, is_non_negative=False), *state]})
+    if chosen.priority is not None:
+        priority.warm()
     log.emit(events.KernelsCompiled(seconds=time.perf_counter() - began))
 
 

@@ -80,6 +80,9 @@ class SecondLayer(StrEnum):
     CHECK_N_RUN = "check-n-run"
     INCRCP = "incrcp"
     CPR = "cpr"
+    CPR_SCAR = "cpr-scar"
+    CPR_MFU = "cpr-mfu"
+    CPR_SSU = "cpr-ssu"
 
 
 class EngineName(StrEnum):

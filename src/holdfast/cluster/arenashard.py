@@ -29,6 +29,7 @@ import bisect
 import itertools
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -38,6 +39,7 @@ from holdfast.cluster.code import Code, make_code
 from holdfast.cluster.gradientqueue import GradientQueue, IsOpen
 from holdfast.cluster.reserve import Reserve
 from holdfast.cluster.spec import DIFFERENCE, GRADIENT, PROPAGATIONS, granules_of
+from holdfast.cluster.uses import Span
 from holdfast.errors import InvalidRequestError
 from holdfast.kernels import galois, initial, optimizers, places, replicas
 from holdfast.kernels import shard as kernels
@@ -204,7 +206,7 @@ class ArenaShard:
 
     def update(self, slots_N: np.ndarray, grads_ND: np.ndarray) -> None:
         """Apply gradients to rows, each named once; there must be room."""
-        self.changes.mark(slots_N)
+        self.changes.use(slots_N)
         optimizer = self.spec.optimizer
         if self.code is None:
             self._step(self.records_MW, slots_N, grads_ND)
@@ -280,10 +282,24 @@ class ArenaShard:
 
     def copy(self, order: SnapshotOrder) -> tuple[np.ndarray, np.ndarray]:
         """Ids and whole records of the rows that a checkpoint must hold."""
-        slots_N = self.changes.claim(order)
+        spans = () if order.priority is None else self._spans()
+        slots_N = self.changes.claim(order, spans)
         if slots_N is None:
             return self.ids_M, self.records_MW.copy()
         return self.ids_M[slots_N], kernels.gather(self.records_MW, slots_N, self.spec.width)
+
+    def _spans(self) -> list[Span]:
+        """Where the rows of each table lie; replicated ones are none of their base table's."""
+        found = []
+        for placed in self.spec.tables:
+            if placed.hot is None:
+                ends = (placed.start, placed.start + placed.table.rows)
+                lo, hi = np.searchsorted(self.ids_M, ends).tolist()
+                found.append(Span(placed.table.name, lo, hi, partial(self._weights, lo, hi)))
+        return found
+
+    def _weights(self, start: int, stop: int) -> np.ndarray:
+        return self.records_MW[start:stop, : self.spec.dim]
 
     # Differences out.
 

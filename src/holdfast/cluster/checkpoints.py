@@ -27,8 +27,9 @@ from holdfast import events
 from holdfast.checkpoint import commit as catalogs
 from holdfast.checkpoint import fetch
 from holdfast.checkpoint.baseline import CheckpointPlan, check_policy, measure, plan_checkpoint
-from holdfast.checkpoint.catalog import Catalog, CheckpointEntry
+from holdfast.checkpoint.catalog import BASE, Catalog, CheckpointEntry
 from holdfast.checkpoint.codec import Codec
+from holdfast.checkpoint.lost import Rounds
 from holdfast.checkpoint.retention import Keep, as_keep
 from holdfast.checkpoint.strategy import CodecPlan, Strategy, as_strategy, plan_codec
 from holdfast.checkpoint.writer import RunWriter
@@ -54,8 +55,10 @@ _AGAIN_S = 1.0  # after an attempt that was given up
 class LayerSettings:
     """How a cluster is saved, and what it does when more is lost than parity makes up for.
 
-    ``recovery`` None: ``cpr`` gives lost servers their last saved rows and lets the others go on
-    (partial); with the other strategies everybody goes back (full).
+    ``strategy``: ``cpr-mfu``, ``cpr-ssu`` and ``cpr-scar`` save the hottest r·N rows of large
+    tables: give them r times the ``every_batches`` of ``cpr``. ``recovery`` None: ``cpr`` and these
+    give lost servers their last saved rows and let the others go on (partial); with the other
+    strategies everybody goes back (full).
     """
 
     strategy: str | Strategy = "check-n-run"
@@ -90,7 +93,7 @@ class ClusterCheckpointer:
         save; call ``save(step=0)`` before training to have something to go back to at once.
 
         Raises:
-            InvalidRequestError: a setting cannot be, or a strategy chooses rows by their use.
+            InvalidRequestError: a setting cannot be.
         """
         self.settings = LayerSettings(**settings)
         self.strategy = _checked(as_strategy(self.settings.strategy))
@@ -108,6 +111,9 @@ class ClusterCheckpointer:
             storage, catalogs.load_last(storage), log=cluster.log, clock=self.settings.clock
         )
         self._at: int | None = None  # the committed step the cluster descends from
+        hot = self.strategy.priority
+        self._rounds = Rounds(1 if hot is None else hot.saves_a_round)
+        self._behind = 0  # batches before that step which count as lost with a server's rows
         self._must_be_base: str | None = None
         self._resumed: Mapping[str, Any] | None = None
         self._turn = threading.Lock()  # of a save, or of going back
@@ -122,6 +128,7 @@ class ClusterCheckpointer:
             keep=as_keep(self.settings.keep),
             patience_s=self.settings.patience_s,
             is_wanted=lambda: not self._is_held.is_set(),
+            priority=hot,
         )
         self._coordinator.second = self
 
@@ -156,7 +163,7 @@ class ClusterCheckpointer:
             if restore is None:
                 return None
             self._coordinator.go_back(restore)
-            self._at = restore.loading.step
+            self._at, self._behind = restore.loading.step, 0
             self._resumed = restore.batches
         finally:
             self.release(is_restored=restore is not None)
@@ -238,8 +245,9 @@ class ClusterCheckpointer:
         self._turn.release()
 
     def lost(self, servers: Collection[int], batches: int, batches_total: int) -> float | None:
-        """Some servers have rows of the past, the others those of now: the PLS it added."""
-        passed = max(0, batches - (self._at or 0))
+        """Some servers have rows of the past, the others those of now: the PLS it added. Where hot
+        rows are saved first, 1/r saves count as one of everything."""
+        passed = max(0, batches - (self._at or 0) + self._behind)
         if batches_total < 1 or passed == 0:
             return 0.0
         meter = PlsMeter(batches_total, servers=self._spec.servers)
@@ -305,15 +313,25 @@ class ClusterCheckpointer:
         if saved is None:
             assert history.last is not None
             return history.last
-        self._at = saved.step
+        self._move_to(saved)
         self._must_be_base = None
         return saved
+
+    def _move_to(self, saved: CheckpointEntry) -> None:
+        """The cluster descends from a checkpoint that was just committed."""
+        if saved.step == self._at:
+            return
+        if self._rounds.saved(is_base=saved.kind == BASE):
+            self._behind = 0
+        else:
+            self._behind += saved.step - (self._at or 0)
+        self._at = saved.step
 
     def _history(self) -> Catalog:
         catalog = self._writer.catalog
         last = catalog.last
         if last is not None and last.step == self._attempts.committing:
-            self._at = last.step  # also where the answer to its commit was lost
+            self._move_to(last)  # also where the answer to its commit was lost
         if last is not None and last.step != self._at:
             raise InvalidRequestError(
                 "there are checkpoints here already",
@@ -346,16 +364,6 @@ class ClusterCheckpointer:
 
 
 def _checked(strategy: Strategy) -> Strategy:
-    """A strategy as a cluster can follow it: without a grid.
-
-    Raises:
-        InvalidRequestError: it saves only rows that are used much, and servers do not count uses.
-    """
+    """A strategy as a cluster can follow it: without a grid."""
     check_policy(strategy.base)
-    if strategy.priority is not None:
-        raise InvalidRequestError(
-            "a cluster's checkpoints hold every changed row; hot rows cannot be saved first there",
-            strategy=strategy.name,
-            todo="use full, check-n-run, incrcp or cpr",
-        )
     return dataclasses.replace(strategy, extract=None, floors=None)

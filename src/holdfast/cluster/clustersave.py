@@ -27,6 +27,7 @@ from holdfast.checkpoint.catalog import BASE, Catalog, CheckpointEntry, SegmentE
 from holdfast.checkpoint.checksum import checksum
 from holdfast.checkpoint.codec import parse_codec
 from holdfast.checkpoint.object import DENSE, ROWS, object_name
+from holdfast.checkpoint.priority import Priority, large_tables
 from holdfast.checkpoint.retention import Keep, choose_kept
 from holdfast.checkpoint.save import column_codecs, state_codec_name
 from holdfast.checkpoint.strategy import CodecPlan
@@ -43,6 +44,7 @@ from holdfast.cluster.store import (
     entry_from_json,
     schema_of,
 )
+from holdfast.cluster.uses import PriorityOrder
 from holdfast.errors import HoldfastError, InvalidRequestError, UnavailableError
 from holdfast.placement import Placement
 
@@ -76,8 +78,10 @@ class Attempts:
         keep: Keep,
         patience_s: float,
         is_wanted: Callable[[], bool],
+        priority: Priority | None = None,
     ) -> None:
-        """``is_wanted`` turns false when servers are lost and the attempt is to end."""
+        """``is_wanted`` turns false when servers are lost and the attempt is to end; ``priority``
+        None: every changed row is saved."""
         self.timeline = secrets.token_hex(8)  # numbers of workers and pushes are of this driver
         self.schemas = tuple(schema_of(table) for table in cluster.spec.tables)
         self._cluster = cluster
@@ -88,6 +92,7 @@ class Attempts:
         self._keep = keep
         self._patience_s = patience_s
         self._is_wanted = is_wanted
+        self._priority = None if priority is None else order_for(priority, cluster.spec).to_json()
         self._has_failed = False
         self.committing: int | None = None
         """The step of the last commit that was tried; its answer may have been lost."""
@@ -161,7 +166,8 @@ class Attempts:
     ) -> _Copied | None:
         """Have every server copy its rows at one moment; None: this step is saved already."""
         coordinator = self._coordinator
-        self._ask(self._everybody("prepare", {"codecs": codecs_to_json(self.codecs(codecs))}))
+        ready = {"codecs": codecs_to_json(self.codecs(codecs)), "priority": self._priority}
+        self._ask(self._everybody("prepare", ready))
         self._clean()
         started = time.perf_counter()
         try:
@@ -174,7 +180,13 @@ class Attempts:
             if committed is not None and step <= committed:
                 return None
             epoch = coordinator.view.epoch
-            meta = {"step": step, "kind": plan.kind, "since": plan.since, "committed": committed}
+            meta = {
+                "step": step,
+                "kind": plan.kind,
+                "since": plan.since,
+                "committed": committed,
+                "priority": self._priority,
+            }
             self._cluster.log.emit(
                 events.SaveStarted(step=step, checkpoint=plan.kind, reason=plan.reason)
             )
@@ -328,6 +340,19 @@ class Attempts:
         if dropped:
             self._cluster.log.emit(events.CheckpointsDropped(steps=dropped, reason="retention"))
         return final
+
+
+def order_for(rules: Priority, spec: ClusterSpec) -> PriorityOrder:
+    """What servers are told of a priority: it is for the largest tables, and never for networks.
+
+    >>> from holdfast.cluster.spec import TableSpec
+    >>> sizes = {"users": 999, "genders": 3, NETWORKS: 500}
+    >>> tables = [TableSpec(name, rows, 4, Placement(3), "none") for name, rows in sizes.items()]
+    >>> order_for(Priority(by="mfu"), ClusterSpec(tuple(tables))).tables
+    ('users',)
+    """
+    rows = {table.name: table.rows for table in spec.tables if table.name != NETWORKS}
+    return PriorityOrder(rules, tuple(large_tables(rows, rules.share)))
 
 
 def _known(applied_W: Any) -> list[int]:

@@ -10,7 +10,8 @@ Invariants:
 - A copy is stored at most once, for the checkpoint it was made for.
 - ``prepare`` ends what an earlier attempt left: after it nothing is written for that any more.
 
-Not here: segments (store.py), which rows (changes.py), the checkpoint itself (checkpoints.py).
+Not here: segments (store.py), which rows (changes.py, uses.py), the checkpoint itself
+(checkpoints.py).
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from holdfast.checkpoint import priority
 from holdfast.cluster import store
 from holdfast.cluster.changes import SnapshotOrder
 from holdfast.cluster.message import Caller, Message
 from holdfast.cluster.shard import Copied, Shard
+from holdfast.cluster.uses import PriorityOrder
 from holdfast.errors import ConflictError
 
 _WAIT_S = 0.5  # how long a question about a job is kept waiting
@@ -86,13 +89,20 @@ class Keeper:
         """Make ready for a snapshot: kernels, and nothing of an earlier one under way."""
         self._end_job()
         store.warm(store.codecs_from_json(message.meta["codecs"]))
+        if message.meta.get("priority") is not None:
+            priority.warm()
         return Message("prepared")
 
     def snapshot(self, _: Caller, message: Message) -> Message:
         """Copy the rows that a checkpoint must hold."""
         meta = message.meta
+        given = meta.get("priority")
         order = SnapshotOrder(
-            int(meta["step"]), str(meta["kind"]), meta["since"], meta["committed"]
+            int(meta["step"]),
+            str(meta["kind"]),
+            meta["since"],
+            meta["committed"],
+            None if given is None else PriorityOrder.from_json(given),
         )
         copied, applied_W = self._get_shard().snapshot(order)
         with self._lock:

@@ -464,3 +464,25 @@ def reset(words_W: Words, state_S: State) -> None:
     """Empty the set: its rows have been saved. The random numbers go on where they are."""
     words_W[:] = 0
     state_S[_LISTED] = 0
+
+
+def relist(
+    words_W: Words, state_S: State, back_W: Words, rows: int, capacity: int, period: int
+) -> None:
+    """Take a set that ``reset`` emptied into the set again: it was not saved after all.
+
+    As at every call of ``sample``, what is then over ``capacity`` is discarded at random, rows of
+    both sets with equal chance.
+
+    >>> words_W, state_S = bitmap.new(100), new_state(1)
+    >>> sample(words_W, state_S, np.array([70, 3]), 100, 12, 1)
+    >>> back_W = words_W.copy()
+    >>> reset(words_W, state_S)
+    >>> sample(words_W, state_S, np.array([3, 9]), 100, 12, 1)
+    >>> relist(words_W, state_S, back_W, 100, 12, 1)
+    >>> listed(words_W, 100)
+    array([ 3,  9, 70])
+    """
+    bitmap.union_into(words_W, back_W)
+    state_S[_LISTED] = bitmap.count(words_W)
+    sample(words_W, state_S, np.empty(0, np.int64), rows, capacity, period)

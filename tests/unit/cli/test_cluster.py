@@ -163,7 +163,6 @@ def test_an_interrupted_command_leaves_no_process_behind(tmp_path: Path) -> None
         (["--kill", "1@1.5"], "between the first batch and the last"),
         (["--kill", "1@0"], "between the first batch and the last"),
         (["--stop", "one"], "not a server and a share"),
-        (["--strategy", "cpr-mfu"], "not one of a cluster"),
         (["--strategy", "none", "--parity", 1], "nothing is coded"),
         (["--strategy", "none", "--hot-rows", 9], "only rows of coded stripes"),
         (["--strategy", "ecrm", "--code", "sum", "--hot-rows", 9], "only rows of coded stripes"),

@@ -31,8 +31,6 @@ def cluster() -> Iterator[Cluster]:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"strategy": "cpr-ssu"}, "hot rows"),
-        ({"strategy": "cpr-mfu"}, "hot rows"),
         ({"strategy": "often"}, "unknown strategy"),
         ({"recovery": "some"}, "unknown recovery"),
         ({"every_batches": 0}, "positive number"),
