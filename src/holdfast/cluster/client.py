@@ -314,13 +314,21 @@ class Client:
             past = self._peers.ask(server, Message("past", {"worker": self.worker}))
             self.pushes_lost += max(0, self._acked.get(server, -1) - int(past.meta["applied"]))
             return
-        for number in sorted(self._kept):
-            kept = self._kept[number]
-            if server in kept.by_server:
-                kind = "push" if kept.is_decided else "stage"
-                meta = {"worker": self.worker, "number": number}
-                gradients = kept.by_server[server]
-                self._peers.ask(server, parts.pack_gradients(kind, meta, gradients))
+        again = []
+        slots: dict[int, list[np.ndarray]] = {}
+        for number, kept in sorted(self._kept.items()):
+            kind = "push" if kept.is_decided else "stage"
+            meta = {"worker": self.worker, "number": number}
+            gradients = kept.by_server.get(server)
+            if gradients is None:
+                continue
+            again.append(parts.pack_gradients(kind, meta, gradients))
+            for part in gradients if kept.is_decided else ():
+                slots.setdefault(part.arena, []).append(part.slots_N)
+        wants = [(arena, np.unique(np.concatenate(each))) for arena, each in slots.items()]
+        if wants:  # else each push would have its rows decoded by itself
+            self._peers.ask(server, parts.pack_slots("present", wants))
+        self._peers.ask_in_order(server, again)
 
     def _forget(self, server: int, durable: int) -> None:
         """What is at parity need not be kept."""

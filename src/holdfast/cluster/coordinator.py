@@ -322,13 +322,11 @@ class Coordinator:
         """Everyone alive enters the epoch; lost servers' flushes are settled; spares adopt."""
         living = [s for s in self._members if s not in self._lost]
         entering = Message("view", {"view": view.to_json()})
-        for server in living:
-            self._servers.ask(server, entering)
+        self._servers.ask_each(living, entering)
         for server, process in chosen.items():
             reports = self._reports(server, living)
             settled = Message("settle", {"source": server, "number": choose_settlement(reports)})
-            for other in living:
-                self._servers.ask(other, settled)
+            self._servers.ask_each(living, settled)
             reports = self._reports(server, living)
             meta = self._servers.meta(server, view)
             known = self._known[server] = remember(self._known.get(server, {}), reports)
@@ -338,8 +336,8 @@ class Coordinator:
 
     def _reports(self, lost: int, living: list[int]) -> dict[int, Report]:
         reports = {}
-        for server in living:
-            answer = self._servers.ask(server, Message("report", {"source": lost}))
+        answers = self._servers.ask_each(living, Message("report", {"source": lost}))
+        for server, answer in answers.items():
             meta = answer.meta
             reports[server] = Report(
                 meta["flushed"], meta["kept"], tuple(meta["receivers"]), answer.arrays[0]
@@ -377,8 +375,7 @@ class Coordinator:
         self.log.emit(events.ServerRecovered(server=server, what=what, seconds=seconds))
         entering = Message("view", {"view": view.to_json()})
         try:
-            for member in self._members:
-                self._servers.ask(member, entering)
+            self._servers.ask_each(self._members, entering)
         except GoneError as gone:
             self._lose_server(self._members[gone.server], "did not answer", time.monotonic())
         self._replenish()
@@ -391,13 +388,12 @@ class Coordinator:
             return
         try:
             held = {}
-            for server in self._members:
-                answer = self._servers.ask(server, Message("bar", {"worker": worker}))
+            answers = self._servers.ask_each(self._members, Message("bar", {"worker": worker}))
+            for server, answer in answers.items():
                 held[server] = Held(tuple(answer.meta["staged"]), int(answer.meta["applied"]))
             commits, applied = choose_commits(held)
             meta = {"worker": worker, "commit": sorted(commits)}
-            for server in self._members:
-                self._servers.ask(server, Message("resolve", meta))
+            self._servers.ask_each(self._members, Message("resolve", meta))
         except GoneError as gone:
             # First the server, then this worker again.
             self.crew.stay(process, worker)

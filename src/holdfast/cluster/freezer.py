@@ -17,15 +17,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from holdfast.cluster.message import Message
-from holdfast.cluster.peers import Failures, Peers
+from holdfast.cluster.peers import Peers, changed
 from holdfast.cluster.shard import Shard
 from holdfast.cluster.view import View
-from holdfast.errors import ConflictError, UnavailableError
+from holdfast.errors import ConflictError
 
 
 class Freezer:
@@ -51,7 +51,7 @@ class Freezer:
         with self._turn:
             answers, failures = self._peers.ask_all(messages)
         if failures:
-            raise _changed(failures)
+            raise changed(failures)
         return answers
 
     @contextlib.contextmanager
@@ -75,31 +75,3 @@ class Freezer:
             shard.thaw(ticket)
             with contextlib.suppress(ConflictError):
                 self.ask({server: Message("thaw", {"ticket": ticket}) for server in others})
-
-
-class PipedPeers(Peers):
-    """Streams on which the next questions may be under way before the last are answered."""
-
-    def send_all(self, messages: Mapping[int, Message]) -> None:
-        """Ask peers, and do not wait.
-
-        Raises:
-            ConflictError: one is gone, or knows of other members.
-        """
-        for server, message in messages.items():
-            try:
-                self._stream(server).send(message)
-            except (UnavailableError, ConflictError) as error:
-                raise _changed({server: self._failed(server, error)}) from error
-
-    def receive_all(self, servers: Iterable[int]) -> Iterator[tuple[int, Message]]:
-        """The answers to the oldest questions that have none yet, one by one; raises likewise."""
-        for server in servers:
-            try:
-                yield server, self._streams[server].receive()
-            except (UnavailableError, ConflictError) as error:
-                raise _changed({server: self._failed(server, error)}) from error
-
-
-def _changed(failures: Failures) -> ConflictError:
-    return ConflictError("the cluster has changed", servers=sorted(failures))

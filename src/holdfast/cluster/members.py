@@ -28,7 +28,7 @@ from holdfast.cluster.pulse import Pulse
 from holdfast.cluster.spec import ClusterSpec
 from holdfast.cluster.view import View
 from holdfast.cluster.wire import Stream
-from holdfast.errors import UnavailableError
+from holdfast.errors import HoldfastError, UnavailableError
 
 _DEADLINE_S = 30.0
 _BEGIN_S = 600.0
@@ -40,11 +40,11 @@ class Settings:
 
     spares: int = 1
     two_phase: bool = True
-    flush_every_s: float = 0.2
+    flush_every_s: float = 2.0
     """Differences leave a server so seldom, so that those of one row add up."""
     pulse_s: float = 0.5
     """A server silent for so long is taken for dead; 0: only deaths are seen."""
-    recovery_share: float = 0.1
+    recovery_share: float = 0.05
     """Of the time, that bringing a lost server back takes while workers pull or push there."""
 
     def __post_init__(self) -> None:
@@ -150,6 +150,29 @@ class Members:
             GoneError: it does not answer.
         """
         return self.ask_process(server, self.members[server], message)
+
+    def ask_each(self, servers: Collection[int], message: Message) -> dict[int, Message]:
+        """Ask members the same at once; raises as ``ask``, when all have answered or failed."""
+        answers: dict[int, Message] = {}
+        failures: list[Exception] = []
+        asked = {}
+        for server in servers:
+            try:
+                stream = self._control(self.members[server])
+                stream.send(message)
+                asked[server] = stream
+            except UnavailableError:
+                failures.append(GoneError(server))
+        for server, stream in asked.items():
+            try:
+                answers[server] = stream.receive()
+            except UnavailableError:
+                failures.append(GoneError(server))
+            except HoldfastError as error:  # what it answered
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        return answers
 
     def ask_process(self, server: int, process: Process, message: Message) -> Message:
         """Ask a process that is, or will be, a server; raises as ``ask``."""

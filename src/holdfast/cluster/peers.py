@@ -7,7 +7,7 @@ Not here: what to do when a server does not answer (client.py, server.py): the e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from holdfast.cluster.message import Message
 from holdfast.cluster.view import View
@@ -80,6 +80,17 @@ class Peers:
         except (UnavailableError, ConflictError) as error:
             raise self._failed(server, error) from error
 
+    def ask_in_order(self, server: int, messages: Sequence[Message]) -> list[Message]:
+        """Ask one server several things, all sent before the first answer; raises as ``ask``, or
+        what it answered instead."""
+        try:
+            stream = self._stream(server)
+            for message in messages:
+                stream.send(message)
+            return [stream.receive() for _ in messages]
+        except HoldfastError as error:  # answers that nobody waits for may follow
+            raise self._failed(server, error) from error
+
     def _stream(self, server: int) -> Stream:
         stream = self._streams.get(server)
         if stream is None or not stream.is_open:
@@ -104,3 +115,32 @@ class Peers:
         for stream in self._streams.values():
             stream.close()
         self._streams.clear()
+
+
+class PipedPeers(Peers):
+    """Streams on which the next questions may be under way before the last are answered."""
+
+    def send_all(self, messages: Mapping[int, Message]) -> None:
+        """Ask peers, and do not wait.
+
+        Raises:
+            ConflictError: one is gone, or knows of other members.
+        """
+        for server, message in messages.items():
+            try:
+                self._stream(server).send(message)
+            except (UnavailableError, ConflictError) as error:
+                raise changed({server: self._failed(server, error)}) from error
+
+    def receive_all(self, servers: Iterable[int]) -> Iterator[tuple[int, Message]]:
+        """The answers to the oldest questions that have none yet, one by one; raises likewise."""
+        for server in servers:
+            try:
+                yield server, self._streams[server].receive()
+            except (UnavailableError, ConflictError) as error:
+                raise changed({server: self._failed(server, error)}) from error
+
+
+def changed(failures: Failures) -> ConflictError:
+    """What is raised where nothing is left to do but to learn of the new members."""
+    return ConflictError("the cluster has changed", servers=sorted(failures))

@@ -30,10 +30,11 @@ import numpy as np
 from holdfast.cluster import decode
 from holdfast.cluster.arenashard import ArenaShard, fold_rows
 from holdfast.cluster.decode import Sources
-from holdfast.cluster.freezer import Freezer, PipedPeers
+from holdfast.cluster.freezer import Freezer
+from holdfast.cluster.hold import Hold
 from holdfast.cluster.message import Message
 from holdfast.cluster.pace import Pace
-from holdfast.cluster.peers import Peers
+from holdfast.cluster.peers import Peers, PipedPeers
 from holdfast.cluster.shard import Shard
 from holdfast.cluster.spec import granule_stripes
 from holdfast.cluster.sweep import SlabSweep
@@ -69,10 +70,15 @@ class Recovery:
         """
         self._shard = shard
         self._freezer = Freezer(shard, peers, name="rows")
+        self._hold = Hold(self._freezer, shard.spec.locks)
         self._slabs = SlabSweep(shard, sweep_peers, Pace(share, shard.traffic))
         self._wait_for_view = wait_for_view
         self._tell = tell
         self._teller: ThreadPoolExecutor | None = None
+
+    def close(self) -> None:
+        """Hold nothing any more."""
+        self._hold.close()
 
     # On demand.
 
@@ -84,18 +90,10 @@ class Recovery:
         """
 
         def attempt(view: View) -> None:
-            wanted = [
-                (arena, slots_N)
-                for arena, slots_N in self._shard.missing(missing)  # others may have been quicker
-            ]
-            if not wanted:
+            if not self._shard.missing(missing):
                 return
-            granules = {
-                int(g)
-                for arena, slots_N in wanted
-                for g in np.unique(self._shard.arenas[arena].granules(slots_N))
-            }
-            with self._freezer.frozen(view, sorted(granules)) as (ticket, _):
+            with self._hold.using(view) as ticket:
+                wanted = self._shard.missing(missing)  # others may have been quicker
                 for arena, slots_N in wanted:
                     self._decode_rows(view, ticket, arena, slots_N)
             self._shard.counts["rows_on_demand"] += sum(len(slots_N) for _, slots_N in wanted)

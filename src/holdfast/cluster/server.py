@@ -27,11 +27,10 @@ import numpy as np
 
 from holdfast.cluster import parts
 from holdfast.cluster.flush import Flush, Report
-from holdfast.cluster.freezer import PipedPeers
 from holdfast.cluster.giver import Giver
 from holdfast.cluster.keeper import Keeper
 from holdfast.cluster.message import Message
-from holdfast.cluster.peers import Peers
+from holdfast.cluster.peers import Peers, PipedPeers
 from holdfast.cluster.recovery import Recovery, StoppedError
 from holdfast.cluster.reserve import Reserve, reserve_for
 from holdfast.cluster.shard import Gradients, Renewal, Shard
@@ -84,6 +83,7 @@ class Server:
             "stage": self._stage,
             "commit": self._commit,
             "push": self._push,
+            "present": self._bring,
             "assign": self._assign,
             "supply": self._supply,
             "read": self._read,
@@ -130,6 +130,8 @@ class Server:
             self._has_changed.notify_all()
         self._listener.close()
         self._keeper.close()
+        if self._recovery is not None:
+            self._recovery.close()
         for thread in self._threads:
             thread.join(timeout=5)
 
@@ -332,6 +334,11 @@ class Server:
         wants = parts.unpack_slots(message)
         self._present(wants)
         return Message("rows", {}, (parts.flatten(self.shard.pull(wants)),))
+
+    def _bring(self, _: Caller, message: Message) -> Message:
+        """Have rows here that will be asked for, all decoded at once."""
+        self._present(parts.unpack_slots(message))
+        return Message("present")
 
     def _gradients(self, message: Message) -> list[Gradients]:
         dims = [arena.dim for arena in self.shard.spec.arenas]

@@ -35,17 +35,18 @@ from collections.abc import Iterator
 import numpy as np
 
 from holdfast.cluster import slab
-from holdfast.cluster.freezer import Freezer, PipedPeers
+from holdfast.cluster.freezer import Freezer
 from holdfast.cluster.handover import Offer
 from holdfast.cluster.message import Message
 from holdfast.cluster.pace import Pace
+from holdfast.cluster.peers import PipedPeers
 from holdfast.cluster.shard import Shard
 from holdfast.cluster.slab import Block
 from holdfast.cluster.spec import granule_stripes
 from holdfast.cluster.view import View
 from holdfast.errors import CorruptDataError, HoldfastError, UnavailableError
 
-_BLOCK_BYTES = 4 << 20
+_BLOCK_BYTES = 8 << 20
 _AHEAD = 2  # blocks that are on their way while one is made
 _FROZEN_REST_S = 0.2  # in a range: its differences wait
 _GIVING = 2  # those who give slabs work about as much, altogether
