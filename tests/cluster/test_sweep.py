@@ -93,7 +93,7 @@ def test_one_lost_server_comes_back_by_slabs_alone(spec: ClusterSpec) -> None:
             run.cluster.wait_whole(30)
             assert run.engine.kinds["slab"] > spec.locks
             assert run.engine.kinds["fetch"] == 0
-            assert run.engine.kinds["freeze"] == spec.locks * (spec.servers - 1)
+            assert run.engine.kinds["freeze"] == spec.servers - 1  # nobody trains meanwhile
             run.push(3)
         run.check()
     finally:

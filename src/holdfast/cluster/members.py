@@ -87,7 +87,7 @@ class Members:
         self._view: View | None = None
         self._pulses: dict[str, Pulse] = {}
         self._controls: dict[str, Stream] = {}
-        self._starting: threading.Thread | None = None
+        self._starting: list[threading.Thread] = []
         self._coming = 0  # spares that are being started
         self._is_closing = False
 
@@ -118,8 +118,8 @@ class Members:
     def close(self) -> None:
         """Watch and speak to nobody any more."""
         self._is_closing = True
-        if self._starting is not None:
-            self._starting.join(timeout=10)
+        for thread in self._starting:
+            thread.join(timeout=10)
         for pulse in list(self._pulses.values()):
             pulse.close()
         for stream in list(self._controls.values()):
@@ -262,8 +262,9 @@ class Members:
                 finally:
                     later(functools.partial(come, processes))
 
-        self._starting = threading.Thread(target=start, name="holdfast-spares", daemon=True)
-        self._starting.start()
+        thread = threading.Thread(target=start, name="holdfast-spares", daemon=True)
+        self._starting = [each for each in self._starting if each.is_alive()] + [thread]
+        thread.start()
 
     def fence(self, process: Process) -> None:
         """Make sure that a process is gone, and forget how to reach it."""

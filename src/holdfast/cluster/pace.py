@@ -58,7 +58,7 @@ class Pace:
         """Rest as long as is owed, but not longer than this; how long."""
         rested_s = 0.0
         while self._owed_s > 0 and rested_s < most_s:
-            if not self._has_traffic():
+            if not self.has_traffic():
                 self._owed_s = 0.0
                 break
             piece_s = min(_REST_S, self._owed_s, most_s - rested_s)
@@ -67,7 +67,8 @@ class Pace:
             self._owed_s -= piece_s
         return rested_s
 
-    def _has_traffic(self) -> bool:
+    def has_traffic(self) -> bool:
+        """Whether workers pulled or pushed here a moment ago."""
         counted = self._count()
         if counted != self._counted:
             self._counted, self._seen = counted, self._now()

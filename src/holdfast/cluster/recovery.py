@@ -114,13 +114,15 @@ class Recovery:
             self._tell_later("parities", {"seconds": time.perf_counter() - started}).result()
 
     def _sweep_all(self, started: float) -> None:
-        for granule in range(self._shard.spec.locks):
+        granules = range(self._shard.spec.locks)
+        self._in_view(functools.partial(self._sweep_slabs, granules))
+        for granule in granules:  # where others lack something too
             self._in_view(functools.partial(self._sweep_rows, granule))
         assert self._shard.rows_missing == 0
         self._tell_later("rows", {"seconds": time.perf_counter() - started})
         if not self._shard.ready_G.all():
             self._wait_until(lambda view: not view.lacks_rows)
-        for granule in range(self._shard.spec.locks):
+        for granule in granules:
             self._in_view(functools.partial(self._sweep_parities, granule))
 
     def _tell_later(self, what: str, facts: dict[str, object]) -> Future[None]:
@@ -128,13 +130,17 @@ class Recovery:
         assert self._teller is not None
         return self._teller.submit(self._tell, what, facts)
 
-    def _sweep_slabs(self, granule: int, view: View) -> bool:
-        """Rebuild a range, rows and parities at once, if nobody else lacks anything."""
-        if self._shard.ready_G[granule] or not self._slabs.can_sweep(view):
+    def _sweep_slabs(self, granules: Sequence[int], view: View) -> bool:
+        """Rebuild ranges that are not ready, rows and parities at once, if nobody else lacks
+        anything; whether that is so."""
+        if not self._slabs.can_sweep(view):
             return False
+        is_ready_G = self._shard.ready_G
         started = time.perf_counter()
-        rows = self._slabs.sweep(granule, view)
-        self._tell_range(granule, rows, time.perf_counter() - started)
+        for granule, rows in self._slabs.sweep([g for g in granules if not is_ready_G[g]], view):
+            ended = time.perf_counter()
+            self._tell_range(granule, rows, ended - started)
+            started = ended
         return True
 
     def _tell_range(self, granule: int, rows: int, seconds: float) -> None:
@@ -146,7 +152,7 @@ class Recovery:
     def _sweep_rows(self, granule: int, view: View) -> None:
         """Decode what a range still lacks."""
         shard = self._shard
-        if self._sweep_slabs(granule, view):
+        if not shard.ready_G[granule] and self._sweep_slabs([granule], view):
             return
         started = time.perf_counter()
         wanted = []
@@ -169,7 +175,7 @@ class Recovery:
 
     def _sweep_parities(self, granule: int, view: View) -> None:
         shard = self._shard
-        if shard.ready_G[granule] or self._sweep_slabs(granule, view):
+        if shard.ready_G[granule] or self._sweep_slabs([granule], view):
             return
         if view.lacks_rows:  # somebody was lost since: parities are made of all rows
             raise ConflictError("rows are missing", servers=sorted(view.lacks_rows))
@@ -224,13 +230,14 @@ class Recovery:
                 at += len(records_FW)
         return out_NW
 
-    def _in_view(self, attempt: Callable[[View], None]) -> None:
+    def _in_view(self, attempt: Callable[[View], object]) -> None:
         """Try until it is done in one epoch."""
         while True:
             view = self._wait_for_view(None)
             self._freezer.enter(view)
             try:
-                return attempt(view)
+                attempt(view)
+                return
             except ConflictError:
                 time.sleep(_RETRY_S)
 

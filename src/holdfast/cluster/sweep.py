@@ -1,7 +1,7 @@
 """The sweep of a range by slabs: a lost server's rows and parities at once, at memory's speed.
 
-    freeze -> ask all for slabs of the next blocks -> make one of those that came -> install it
-    ... -> parities of the range count -> thaw
+    freeze -> ask all for slabs of the next blocks -> make one of those that came, in place
+    ... -> parities of the range count -> (the next range) -> thaw
 
 This is how a server comes back that alone lacks anything. All others answer with what they hold of
 a block's stripes, as parity knows it; each stripe gives this server's row or its parity of it.
@@ -28,9 +28,10 @@ Not here: others that lack something too (recovery.py), what a slab is (slab.py)
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -46,8 +47,8 @@ from holdfast.cluster.spec import granule_stripes
 from holdfast.cluster.view import View
 from holdfast.errors import CorruptDataError, HoldfastError, UnavailableError
 
-_BLOCK_BYTES = 8 << 20
-_AHEAD = 2  # blocks that are on their way while one is made
+_BLOCK_BYTES = 16 << 20
+_AHEAD = 1  # blocks that are on their way while one is made
 _FROZEN_REST_S = 0.2  # in a range: its differences wait
 _GIVING = 2  # those who give slabs work about as much, altogether
 
@@ -69,31 +70,57 @@ class SlabSweep:
         """Whether nobody else lacks anything, and codes are exact."""
         return self._is_coded and view.lacking <= {self._shard.server}
 
-    def sweep(self, granule: int, view: View) -> int:
-        """Rebuild the rows that a range lacks, and its parities; how many rows.
+    def sweep(self, granules: Sequence[int], view: View) -> Iterator[tuple[int, int]]:
+        """Rebuild the rows that ranges lack, and their parities; each range with how many rows.
+
+        As long as nobody pulls or pushes here they are frozen and rebuilt in one go; else one
+        after the other, as far as the caller goes on, with rests in between.
 
         Raises:
-            ConflictError: members have changed; to be tried again.
+            ConflictError: members have changed; to be tried again with those that are left.
         """
+        left = list(granules)
+        while left:
+            together = left[:1] if self._pace.has_traffic() else left
+            done = 0
+            for granule, rows in self._sweep_frozen(together, view):
+                done += 1
+                yield granule, rows
+            left = left[done:]
+            self._pace.rest()
+
+    def _sweep_frozen(self, granules: Sequence[int], view: View) -> Iterator[tuple[int, int]]:
+        """The same under one freeze; ends early, after a range, when somebody works here."""
         shard = self._shard
-        blocks = self._blocks(granule)
-        rows = 0
+        blocks = {granule: self._blocks(granule) for granule in granules}
+        every = [block for each in blocks.values() for block in each]
         self._freezer.enter(view)
         try:
-            offers = self._share(blocks)
-            with self._freezer.frozen(view, [granule]) as (ticket, marks):
-                with self._voided_by_failure():
-                    rested_s, worked_s = 0.0, time.thread_time()  # waiting is no work
-                    for block, slabs in self._gather(ticket, blocks, offers):
-                        rows += shard.install_block(block, slabs)
-                        since_s, worked_s = worked_s, time.thread_time()
-                        self._pace.work(_GIVING * (worked_s - since_s))
-                        rested_s += self._pace.rest(_FROZEN_REST_S - rested_s)
-                shard.install_parities(ticket, [granule], (), marks)
+            offers = self._share(every)
+            with self._freezer.frozen(view, granules) as (ticket, marks), self._voided_by_failure():
+                given = self._gather(ticket, every, offers)
+                for at, granule in enumerate(granules):
+                    rows = self._rebuild(itertools.islice(given, len(blocks[granule])))
+                    found = {server: marks_GW[[at]] for server, marks_GW in marks.items()}
+                    shard.install_parities(ticket, [granule], (), found)
+                    yield granule, rows
+                    if at + 1 < len(granules) and self._pace.has_traffic():
+                        self._peers.close()  # slabs of the next range are on their way
+                        self._forget()
+                        return
         except BaseException:
             self._forget()
             raise
-        self._pace.rest()
+
+    def _rebuild(self, given: Iterable[tuple[Block, dict[int, np.ndarray]]]) -> int:
+        """Make a range's blocks, with short rests; how many rows were new."""
+        rows = 0
+        rested_s, worked_s = 0.0, time.thread_time()  # waiting is no work
+        for block, slabs in given:
+            rows += self._shard.install_block(block, slabs)
+            since_s, worked_s = worked_s, time.thread_time()
+            self._pace.work(_GIVING * (worked_s - since_s))
+            rested_s += self._pace.rest(_FROZEN_REST_S - rested_s)
         return rows
 
     def close(self) -> None:
@@ -157,13 +184,13 @@ class SlabSweep:
             "first": block.stripes.start,
             "last": block.stripes.stop,
         }
+        width = arena.spec.width
         self._peers.send_all(
             {
                 server: Message(
-                    "slab",
-                    {**meta, "at": _start(offers[server], turn) if server in offers else None},
+                    "slab", {**meta, "at": _start(offers.get(server), turn, 4 * count * width)}
                 )
-                for server in rows
+                for server, count in rows.items()
             }
         )
         return rows
@@ -216,13 +243,16 @@ class SlabSweep:
         self._offers = None
 
 
-def _start(offer: Offer, turn: int) -> int:
-    """Where in shared memory the slab of a block lies: blocks take turns."""
+def _start(offer: Offer | None, turn: int, size: int) -> int | None:
+    """Where in shared memory the slab of a block lies: blocks take turns. None: it has no room."""
+    if offer is None or size > offer.size // (_AHEAD + 1):
+        return None
     return turn * (offer.size // (_AHEAD + 1))
 
 
 def _room(offer: Offer, turn: int, rows: int, width: int) -> np.ndarray:
-    slab_NW = offer.rows(_start(offer, turn), rows, width)
+    at = _start(offer, turn, 4 * rows * width)
+    slab_NW = None if at is None else offer.rows(at, rows, width)
     if slab_NW is None:
         raise CorruptDataError("a slab that is nowhere", rows=rows, width=width)
     return slab_NW
