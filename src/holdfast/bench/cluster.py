@@ -5,7 +5,7 @@
 
 Invariants:
 - Strategies that are compared train the same batches from the same seed.
-- Sides of a ratio are medians of runs in turns; what single turns gave is told beside it. What
+- Sides of a ratio are medians of runs in turns, there and back; what single turns gave is told beside it. What
   had fewer turns is measured against no fault tolerance in the same turns.
 
 Not here: how one training is measured (clustertrainer.py), memory and network (clusterbytes.py),
@@ -73,7 +73,7 @@ FULL = Size(
     workers=2,
     batches=100,
     alone_batches=60,
-    turns=3,
+    turns=5,
     few=2,
 )
 QUICK = Size(
@@ -117,7 +117,8 @@ def _measure(size: Size, folder: Path) -> Section:
         if turn < size.few:
             jobs |= dict.fromkeys([*light.values(), *alone.values()])
             local.append(train_local(size.heavy, batches=size.alone_batches))
-        for job in jobs:
+        # Machines become slower and faster: every other turn goes the other way round.
+        for job in list(jobs)[:: -1 if turn % 2 else 1]:
             if job.strategy in COMPARED and turn >= size.fewest:
                 continue
             trained, spoilt = train_calm(partial(train_job, job, folder))

@@ -88,6 +88,8 @@ class ClusterJob:
     spares: int = 1
     silence_s: float = 1.0
     """A server silent for so long is taken for dead; 0: only deaths are seen."""
+    flush_every_s: float | None = None
+    """Between differences sent to parity; None: as clusters do."""
     events_file: Path | None = None
     picture: Path | None = None
 
@@ -295,12 +297,15 @@ def choose_layout(
     )
 
 
-def choose_hot_rows(workload: Workload, layout: Layout, budget: int, *, batches: int) -> Layout:
+def choose_hot_rows(
+    workload: Workload, layout: Layout, budget: int, *, batches: int, flush_every_s: float | None
+) -> Layout:
     """The layout with frequent rows replicated, where that sends less; says what it should save.
 
     Raises:
         InvalidRequestError: nothing is coded, or not exactly.
     """
+    from holdfast.cluster.members import Settings
     from holdfast.recsys import hotrows
     from holdfast.recsys.clustertrain import make_cluster_spec
 
@@ -313,7 +318,11 @@ def choose_hot_rows(workload: Workload, layout: Layout, budget: int, *, batches:
     counted = min(batches, hotrows.BATCHES)
     counts = hotrows.count_uses(workload, batches=counted)
     hot, choice = hotrows.find_hot(
-        make_cluster_spec(workload, layout), counts, pushes=counted, budget_rows=budget
+        make_cluster_spec(workload, layout),
+        counts,
+        pushes=counted,
+        budget_rows=budget,
+        flush_every_s=Settings().flush_every_s if flush_every_s is None else flush_every_s,
     )
     stderr().print(
         f"hot rows: {len(choice.ids_H):,} replicated, to send {choice.saved:.0%} less to parity by "

@@ -138,6 +138,7 @@ def _train(
             spares=0 if job.strategy == NONE else job.spares,
             two_phase=job.two_phase,
             pulse_s=job.silence_s,
+            **({} if job.flush_every_s is None else {"flush_every_s": job.flush_every_s}),
         ),
         log=log,
     )

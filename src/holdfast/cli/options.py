@@ -153,6 +153,15 @@ Silence = Annotated[
     float,
     option("Seconds after which a silent server is taken for dead; 0: never.", CLUSTER, min=0),
 ]
+FlushEvery = Annotated[
+    float | None,
+    option(
+        "Seconds between differences sent to parity (ecrm, ecrec): what adds up meanwhile is sent "
+        "once; without two-phase commit a lost server takes so much with it. Default: 2.",
+        CLUSTER,
+        min=0,
+    ),
+]
 Audited = Annotated[bool, option("Recompute every stripe after the run.", CLUSTER, "--audit")]
 SecondLayerOption = Annotated[
     SecondLayer | None,

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 # what means something only on one machine, and only on a cluster
 _LOCAL_OPTIONS = ("base_policy", "extract", "lose", "prefetch", "threads")
 _CLUSTER_OPTIONS = (
-    "data_rows", "parity", "hot_rows", "code", "kill", "stop", "spares", "silence", "second_layer",
-    "engine", "address", "allow_remote", "is_audited", "is_compared", "picture",
+    "data_rows", "parity", "hot_rows", "code", "kill", "stop", "spares", "silence",
+    "flush_every", "second_layer", "engine", "address", "allow_remote", "is_audited",
+    "is_compared", "picture",
 )  # fmt: skip
 
 
@@ -101,6 +102,7 @@ def train(
     stop: options.Stop = None,
     spares: options.Spares = 1,
     silence: options.Silence = 1.0,
+    flush_every: options.FlushEvery = None,
     second_layer: options.SecondLayerOption = None,
     engine: options.EngineOption = None,
     address: options.Address = None,
@@ -169,7 +171,9 @@ def train(
             interval=every,
         )  # fmt: skip
         if hot_rows is not None:
-            layout = cluster.choose_hot_rows(workload, layout, hot_rows, batches=steps)
+            layout = cluster.choose_hot_rows(
+                workload, layout, hot_rows, batches=steps, flush_every_s=flush_every
+            )
         cluster_job = cluster.ClusterJob(
             strategy=chosen,
             workload=workload,
@@ -194,6 +198,7 @@ def train(
             is_compared=is_compared,
             spares=spares,
             silence_s=silence,
+            flush_every_s=flush_every,
             events_file=events_file,
             picture=picture,
         )  # fmt: skip

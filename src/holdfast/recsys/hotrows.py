@@ -18,8 +18,7 @@ from holdfast.cluster.spec import ClusterSpec
 from holdfast.recsys.clustertrain import Workload, ids_by_table, make_stream
 
 BATCHES = 100
-# 4 to 5 were counted with flushes 0.2 s apart and two workers; larger models have fewer
-PUSHES_PER_FLUSH = 4.0
+PUSHES_PER_S = 20.0  # of two workers, as counted; larger models have fewer
 
 
 def count_uses(workload: Workload, *, batches: int = BATCHES) -> dict[str, np.ndarray]:
@@ -42,7 +41,7 @@ def find_hot(
     *,
     pushes: int,
     budget_rows: int,
-    pushes_per_flush: float = PUSHES_PER_FLUSH,
+    flush_every_s: float,
 ) -> tuple[dict[str, tuple[int, ...]], HotChoice]:
     """At most so many hot rows of the widest coded tables, by table, and the choice they are of.
 
@@ -57,7 +56,7 @@ def find_hot(
         budget_rows=budget_rows,
         width=weighed[0].width,
         dim=dim,
-        pushes_per_flush=pushes_per_flush,
+        pushes_per_flush=max(1.0, PUSHES_PER_S * flush_every_s),
     )
     hot = {}
     start = 0

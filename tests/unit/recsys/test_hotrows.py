@@ -26,7 +26,7 @@ def test_hot_rows_are_of_their_tables_and_within_the_budget(model: str) -> None:
     workload = Workload(model=model, preset="tiny", rows=400, batch_size=32)  # type: ignore[arg-type]
     spec = make_cluster_spec(workload, LAYOUT)
     counts = count_uses(workload, batches=20)
-    hot, choice = find_hot(spec, counts, pushes=20, budget_rows=30, pushes_per_flush=1)
+    hot, choice = find_hot(spec, counts, pushes=20, budget_rows=30, flush_every_s=0.0)
     assert 0 < sum(map(len, hot.values())) == len(choice.ids_H) <= 30
     assert choice.saved > 0
     for name, ids in hot.items():
