@@ -5,8 +5,8 @@
 
 Invariants:
 - Strategies that are compared train the same batches from the same seed.
-- Sides of a ratio are medians of runs in turns, there and back; what single turns gave is told beside it. What
-  had fewer turns is measured against no fault tolerance in the same turns.
+- Sides of a ratio are medians of runs in turns, there and back; what single turns gave is told
+  beside it. What had fewer turns is measured against no fault tolerance in the same turns.
 
 Not here: how one training is measured (clustertrainer.py), memory and network (clusterbytes.py),
 failures (clusterrecovery.py).
