@@ -100,7 +100,7 @@ def test_file_size_limit_is_reported_as_no_room(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
 def test_missing_write_permission_is_reported_and_training_goes_on(tmp_path: Path) -> None:
-    for folder in (tmp_path, *tmp_path.parents[:2]):
+    for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(0o755)  # so that the other user can reach the run
     url = tmp_path / "run"
     model = PLOT.build()
@@ -124,7 +124,7 @@ def test_missing_write_permission_is_reported_and_training_goes_on(tmp_path: Pat
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
 def test_unreadable_run_is_reported_and_the_model_untouched(tmp_path: Path) -> None:
-    for folder in (tmp_path, *tmp_path.parents[:2]):
+    for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(0o755)
     url = tmp_path / "run"
     model = PLOT.build()
