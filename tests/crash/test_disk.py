@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import stat
 import subprocess
 import traceback
 from collections.abc import Callable, Iterator
@@ -98,10 +99,18 @@ def test_file_size_limit_is_reported_as_no_room(tmp_path: Path) -> None:
     assert not list((tmp_path / ".tmp").iterdir())
 
 
+def let_others_in(folder: Path) -> None:
+    """Let other users pass through a test's folder and those it is in; not one more than needed."""
+    for each in (folder, *folder.parents):
+        mode = stat.S_IMODE(each.stat().st_mode)
+        if mode & 0o005 == 0o005:
+            return
+        each.chmod(mode | 0o055)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
 def test_missing_write_permission_is_reported_and_training_goes_on(tmp_path: Path) -> None:
-    for folder in (tmp_path, *tmp_path.parents[:3]):
-        folder.chmod(0o755)  # so that the other user can reach the run
+    let_others_in(tmp_path)
     url = tmp_path / "run"
     model = PLOT.build()
     torch.manual_seed(99)
@@ -124,8 +133,7 @@ def test_missing_write_permission_is_reported_and_training_goes_on(tmp_path: Pat
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
 def test_unreadable_run_is_reported_and_the_model_untouched(tmp_path: Path) -> None:
-    for folder in (tmp_path, *tmp_path.parents[:3]):
-        folder.chmod(0o755)
+    let_others_in(tmp_path)
     url = tmp_path / "run"
     model = PLOT.build()
     torch.manual_seed(99)
