@@ -148,6 +148,7 @@ def cluster_job(
         is_audited=True,
         is_compared=is_compared,
         is_patient=True,
+        spares=2,  # the second kill comes sooner than the next spare could start
         silence_s=5.0,  # nothing hangs here; a laptop at its limits may seem to
         events_file=home / "cluster-events.jsonl",
         picture=home / "cluster.png",
