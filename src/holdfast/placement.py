@@ -84,6 +84,15 @@ class Placement:
     def _group_servers(self) -> int:
         return self.servers // self.groups
 
+    def group_servers(self) -> list[range]:
+        """The servers of each group.
+
+        >>> Placement(6, data=2, parity=1, groups=2).group_servers()
+        [range(0, 3), range(3, 6)]
+        """
+        within = self._group_servers
+        return [range(at, at + within) for at in range(0, self.servers, within)]
+
     @property
     def _round_rows(self) -> int:
         """Rows after which the stripes of a group are back at the server they began with."""

@@ -1,17 +1,31 @@
-"""Crashes at chosen messages: before or after a server acts on one, never more than r at once."""
+"""Crashes at chosen messages, and messages that are late.
+
+Servers crash before or after they act on a message, never more at once than can be decoded; workers
+in the middle of sending one; any message may be handled late.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from holdfast.cluster.coordinator import Coordinator
 from holdfast.cluster.engine import Process
+from holdfast.cluster.message import Message
+from holdfast.cluster.peers import Failures, Peers
+from holdfast.cluster.spec import ClusterSpec
+from holdfast.errors import HoldfastError
 from tests.cluster.threads import CrashingEngine, When
 
 KINDS = ("pull", "push", "stage", "commit", "fold", "apply", "freeze", "fetch", "slab", "handover",
-         "thaw", "view", "adopt", "recover", "report", "settle", "drain")  # fmt: skip
+         "thaw", "view", "adopt", "recover", "report", "settle", "drain", "bar", "resolve",
+         "copies", "unsettled", "entrust")  # fmt: skip
+LATE = 0.02  # of the messages
+LATE_S = 0.03
 
 
 @dataclass
@@ -19,7 +33,7 @@ class Chaos:
     """Crashes a server at about every n-th message of some kinds."""
 
     seed: int
-    parity: int
+    spec: ClusterSpec
     kills: int
     rng: random.Random = field(init=False)
     killed: list[str] = field(default_factory=list)
@@ -65,7 +79,31 @@ class Chaos:
         index = next((s for s, member in members.items() if member == process), None)
         if index is None:
             return True  # a spare: nothing is lost with it
-        return len(lacking | {index}) <= self.parity
+        return self.spec.can_decode(lacking | {index})
+
+
+class WorkerDied(BaseException):
+    """The process of a worker is gone, in the middle of something."""
+
+
+class DyingPeers(Peers):
+    """A worker's streams, on which it dies: when some servers have been sent a message, and nobody
+    is heard."""
+
+    def __init__(self, peers: Peers, rng: random.Random, *, after: int) -> None:
+        super().__init__(peers._name, peers._token)
+        self.enter(peers.view)
+        self._rng, self._left = rng, after
+
+    def ask_all(self, messages: Mapping[int, Message]) -> tuple[dict[int, Message], Failures]:
+        self._left -= 1
+        if self._left >= 0:
+            return super().ask_all(messages)
+        for server in self._rng.sample(sorted(messages), self._rng.randint(0, len(messages))):
+            with contextlib.suppress(HoldfastError):
+                self._stream(server).send(messages[server])
+        time.sleep(self._rng.choice([0, 0, 0.01]))  # what was sent may arrive, or be cut off
+        raise WorkerDied
 
 
 class ChaosEngine(CrashingEngine):
@@ -76,4 +114,6 @@ class ChaosEngine(CrashingEngine):
         self._chaos = chaos
 
     def choose(self, process: Process, kind: str) -> When | None:
+        if self._chaos.is_on and self._chaos.rng.random() < LATE:
+            time.sleep(LATE_S * self._chaos.rng.random())
         return self._chaos.choose(process, kind)

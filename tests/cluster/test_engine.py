@@ -32,6 +32,7 @@ from holdfast.errors import (
 )
 from tests.cluster.roles import MODULE, TOKEN
 
+pytestmark = pytest.mark.xdist_group("ray")
 ROOT = Path(__file__).parents[2]
 SPEC = {"token": TOKEN}
 LONG_S = 60
@@ -222,9 +223,9 @@ def test_a_process_that_never_gets_ready_is_given_up(make: Make, tmp_path: Path)
         assert not processes_that_log_to(tmp_path / "logs")
 
 
-def test_what_a_process_printed_before_it_was_given_up_is_told(make: Make) -> None:
+def test_what_a_process_printed_before_it_was_given_up_is_told(make: Make, kind: str) -> None:
     with (
-        make(start_s=5) as engine,
+        make(start_s={"local": 4, "ray": 8}[kind]) as engine,  # enough to print, if all is busy
         pytest.raises(UnavailableError, match=r"(?s)in time.*still thinking"),
     ):
         engine.start("silent", "s0", {})

@@ -60,11 +60,12 @@ def test_copies_equal_their_rows_after_losses(optimizer: str, parity: int) -> No
         cluster.close()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", range(RUNS))
 def test_copies_equal_their_rows_whoever_crashes_when(seed: int) -> None:
     parity = 1 + seed % 2
-    spec = by_gradient(make_spec(servers=6, parity=parity, optimizer="adam", locks=1 + seed))
-    chaos = Chaos(seed, parity, kills=2)
+    spec = by_gradient(make_spec(servers=6, parity=parity, optimizer="adam", locks=1 + seed % 5))
+    chaos = Chaos(seed, spec, kills=2)
     cluster = Cluster(spec, engine=chaos.engine, settings=Settings(spares=2, pulse_s=0))
     cluster.start()
     chaos.coordinator = cluster.coordinator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import numpy as np
@@ -30,8 +31,9 @@ def make_spec(
     optimizer: str = "adagrad",
     locks: int = 3,
     bound: float = 0.5,
+    groups: int = 1,
 ) -> ClusterSpec:
-    placed = Placement(servers, data=data, parity=parity)
+    placed = Placement(servers, data=data, parity=parity, groups=groups)
     code = "xor" if parity == 1 else "rs"
     how = Optimizer(optimizer, lr=0.25, momentum=0.5)
     return ClusterSpec(
@@ -39,7 +41,7 @@ def make_spec(
             TableSpec("users", 103, 4, placed, code, how, seed=1, bound=bound),
             TableSpec("items", 31, 4, placed, code, how, seed=3, bound=bound),  # in one arena
             TableSpec("ads", 7, 3, placed, code, how, seed=2, bound=bound),
-            TableSpec("dense", 9, 8, Placement(servers, data=1, parity=parity), code, how),
+            TableSpec("dense", 9, 8, dataclasses.replace(placed, data=1), code, how),
         ),
         locks=locks,
         waiting_rows=16,
@@ -199,7 +201,7 @@ def test_a_lost_workers_push_happens_on_all_servers_or_on_none(sent: int) -> Non
         by_server = client._gradients_by_server(gradients)
         meta = {"worker": 0, "number": 0}
         for server, found in by_server.items():
-            client._peers.ask(server, parts.pack_gradients("stage", meta, found))
+            client._peers.ask(server, parts.pack_stage(0, 0, {server: found}))
         for server in list(by_server)[:sent]:
             client._peers.ask(server, Message("commit", meta))
         coordinator._on_death(process, "was killed by signal 9")
@@ -210,7 +212,7 @@ def test_a_lost_workers_push_happens_on_all_servers_or_on_none(sent: int) -> Non
         assert coordinator.leases.finished == (1 if sent > 0 else 0)
         # What it sends from its grave is not heard.
         with pytest.raises(HoldfastError, match="taken for lost"):
-            client._peers.ask(0, parts.pack_gradients("stage", {**meta, "number": 1}, by_server[0]))
+            client._peers.ask(0, parts.pack_stage(0, 1, {0: by_server[0]}))
         check_same(cluster, oracle)
         assert coordinator.leases.next(other.worker).batch == (1 if sent > 0 else 0)
     finally:
@@ -287,3 +289,62 @@ def test_a_worker_that_dies_before_it_is_known_gives_its_batch_back() -> None:
         again = leases.next(77)
         assert again is not None and again.batch == answer.meta["batch"]
         client.close()
+
+
+@pytest.mark.parametrize("lost", ["together", "in turn", "the server alone"])
+def test_a_push_that_returned_happened_though_all_who_had_applied_it_are_lost(lost: str) -> None:
+    """It is in no parity yet, and its worker does not speak again."""
+    spec = make_spec(optimizer="sgd", bound=0.0)
+    engine = ThreadEngine()
+    settings = Settings(spares=3, pulse_s=0, flush_every_s=60.0)
+    with Cluster(spec, engine=engine, settings=settings) as cluster:
+        coordinator, client = cluster.coordinator, cluster.connect()
+        process = Process("worker-0", "worker", 1, "nowhere")
+        coordinator.join(process, client.worker)
+        for number in range(2):
+            client.push(number, {"users": (np.array([0]), np.ones((1, 4), np.float32))})
+        (server,) = client._kept[1].servers
+        client.close()
+        engine.crash(coordinator.process(server))
+        if lost == "in turn":
+            cluster.wait_whole(30)
+        if lost != "the server alone":
+            coordinator._on_death(process, "was killed by signal 9")
+        cluster.wait_whole(30)
+        assert cluster.read("users")[0].tolist() == [-0.5] * 4
+        assert cluster.audit().is_sound
+
+
+def test_after_a_push_that_raised_there_are_no_further_ones() -> None:
+    """Else it would count as one that happened, when its worker is lost."""
+    with Cluster(make_spec(), engine=ThreadEngine(), settings=Settings(pulse_s=0)) as cluster:
+        client = cluster.connect()
+        gradients = random_gradients(np.random.default_rng(0), cluster.spec)
+
+        def interrupt() -> None:
+            raise KeyboardInterrupt
+
+        client._wait_turn = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            client.push(0, gradients)
+        client._wait_turn = None
+        with pytest.raises(HoldfastError, match="connect again"):
+            client.push(1, gradients)
+        client.close()
+
+
+def test_what_is_given_travels_in_as_many_messages_as_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("holdfast.cluster.pushes.slices.__defaults__", (64,))
+    spec = make_spec(optimizer="sgd", bound=0.0)
+    engine = ThreadEngine()
+    settings = Settings(spares=2, pulse_s=0, flush_every_s=60.0)
+    with Cluster(spec, engine=engine, settings=settings) as cluster:
+        client = cluster.connect()
+        for number in range(3):
+            client.push(number, {"users": (np.arange(103), np.ones((103, 4), np.float32))})
+        client.close()  # nobody but witnesses can give a replacement its parts
+        engine.crash(cluster.coordinator.process(2))
+        cluster.wait_whole(30)
+        np.testing.assert_array_equal(cluster.read("users")[:, 0], np.full(103, -0.75))

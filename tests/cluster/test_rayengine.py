@@ -27,6 +27,8 @@ from tests.cluster.oracle import Oracle, random_gradients
 from tests.cluster.test_engine import LONG_S, ROLES, ROOT, SPEC, ask_pid, is_running, wait_until
 from tests.cluster.test_protocol import check_same, make_spec
 
+pytestmark = pytest.mark.xdist_group("ray")
+
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[RayEngine]:

@@ -300,8 +300,9 @@ class Workers:
         self._lock = threading.Lock()
         self.trained: list[int] = []
         self.errors: list[BaseException] = []
+        self._clients = [t.cluster.connect() for _ in range(count)]
         self._threads = [
-            threading.Thread(target=self._work, args=(t.cluster.connect(),)) for _ in range(count)
+            threading.Thread(target=self._work, args=(client,)) for client in self._clients
         ]
         for thread in self._threads:
             thread.start()
@@ -336,8 +337,11 @@ class Workers:
 
     def stop(self) -> None:
         self._stop.set()
+        for client in self._clients:
+            client._patience_s = 0.0  # a process would be killed: nobody waits for its push
         for thread in self._threads:
             thread.join(60)
+            assert not thread.is_alive()
 
 
 def gradients_of(spec: ClusterSpec, batch: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:

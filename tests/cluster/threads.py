@@ -30,11 +30,14 @@ class ThreadEngine:
         self._closing: list[threading.Thread] = []
 
     def start(self, role: str, name: str, spec: Mapping[str, Any]) -> Process:
-        server = Server(str(spec["token"]))
+        server = self.make_server(spec)
         process = Process(name, role, next(self._pids), server.address)
         self.servers[name] = server
         self._processes[name] = process
         return process
+
+    def make_server(self, spec: Mapping[str, Any]) -> Server:
+        return Server(str(spec["token"]))
 
     def start_many(self, starts: Sequence[Start]) -> list[Process]:
         return [self.start(each.role, each.name, each.spec) for each in starts]

@@ -10,8 +10,9 @@ import pytest
 
 from holdfast.cluster import parts
 from holdfast.cluster.message import Message
+from holdfast.cluster.pushes import Entrusted, Gradients
 from holdfast.cluster.server import Server
-from holdfast.cluster.shard import Gradients, Shard
+from holdfast.cluster.shard import Shard
 from holdfast.cluster.spec import ClusterSpec, Optimizer, TableSpec
 from holdfast.cluster.view import View
 from holdfast.cluster.wire import Stream
@@ -39,8 +40,8 @@ def server() -> Iterator[Server]:
     with Stream(server.address, token=TOKEN, name="coordinator", epoch=None) as stream:
         meta = {"spec": SPEC.to_json(), "server": 0, "view": VIEW.to_json()}
         stream.ask(Message("begin", meta))
-        staged = parts.pack_gradients("stage", {"worker": 3, "number": 5}, [gradients(0, [1])])
-        stream.ask(staged)
+    with Stream(server.address, token=TOKEN, name="worker-3", epoch=EPOCH) as stream:
+        stream.ask(parts.pack_stage(3, 5, {0: [gradients(0, [1])]}))
     yield server
     server.close()
 
@@ -56,10 +57,11 @@ def snapshot(shard: Shard) -> dict[str, Any]:
         "applied": shard.applied_W.tobytes(),
         "durable": shard.durable_W().tobytes(),
         "staged": [sorted(shard.staged(worker)) for worker in range(256)],
+        "copies": [len(shard.copies(owner, range(256))) for owner in range(SPEC.servers)],
         "waiting": shard.waiting(),
         "epoch": shard.epoch,
         "frozen": dict(shard._frozen),
-        "barred": set(shard._barred),
+        "barred": set(shard._pushes._barred),
         "ready": shard.ready_G.tobytes(),
         "reports": [
             (report.flushed, report.kept, report.receivers, report.marks_GW.tobytes())
@@ -130,21 +132,46 @@ def test_malformed_pushes_change_nothing(server: Server, kind: str, what: str) -
     meta, arrays = PUSHES[what]
     if what != "no meta":
         meta = {"worker": 0, "number": 0, **meta}
+    if kind == "stage":
+        meta = {**meta, "parts": [{"owner": 0, **meta}]}
     check_malformed(server, Message(kind, meta, arrays))
+
+
+STAGES: dict[str, Any] = {
+    "no parts": None,
+    "parts are text": "parts",
+    "more parts than arrays": [{"owner": 0, "arenas": [[0, 1]]}] * 2,
+    "no owner": [{"arenas": [[0, 1]]}],
+    "an owner below zero": [{"owner": -1, "arenas": [[0, 1]]}],
+    "an owner of text": [{"owner": "0", "arenas": [[0, 1]]}],
+    "a copy for one it is no witness of": [{"owner": 1, "arenas": [[0, 1]]}],
+    "a copy for nobody": [{"owner": 99, "arenas": [[0, 1]]}],
+    "a copy of no such table": [{"owner": 2, "arenas": [[7, 1]]}],
+}
+
+
+@pytest.mark.parametrize("what", STAGES)
+def test_malformed_copies_change_nothing(server: Server, what: str) -> None:
+    meta = {"worker": 0, "number": 0, "parts": STAGES[what]}
+    check_malformed(server, Message("stage", meta, (np.zeros(1, I4), ONE)))
+
+
+def pushed(kind: str, worker: Any, number: Any) -> Message:
+    if kind == "stage":
+        return parts.pack_stage(worker, number, {0: [gradients(0, [0])]})
+    return parts.pack_gradients(kind, {"worker": worker, "number": number}, [gradients(0, [0])])
 
 
 @pytest.mark.parametrize("worker", [-1, 256, 1 << 70, None, "x", [0], {}])
 @pytest.mark.parametrize("kind", ["push", "stage"])
 def test_workers_out_of_range_push_nothing(server: Server, kind: str, worker: Any) -> None:
-    meta = {"worker": worker, "number": 0}
-    check_malformed(server, parts.pack_gradients(kind, meta, [gradients(0, [0])]))
+    check_malformed(server, pushed(kind, worker, 0))
 
 
 @pytest.mark.parametrize("number", [None, "nan", "x", [1], {}])
 @pytest.mark.parametrize("kind", ["push", "stage", "commit"])
 def test_numbers_that_are_none_push_nothing(server: Server, kind: str, number: Any) -> None:
-    meta = {"worker": 0, "number": number}
-    check_malformed(server, parts.pack_gradients(kind, meta, [gradients(0, [0])]))
+    check_malformed(server, pushed(kind, 0, number))
 
 
 def test_what_was_not_staged_cannot_be_committed(server: Server) -> None:
@@ -178,7 +205,7 @@ def fold(**changes: Any) -> Message:
     """A flush that is right but for what is changed."""
     meta = {"number": 1, "frozen": [], "receivers": [0], "arenas": [[0, 1, WIDTH, "difference"]]}
     arrays = {
-        "marks": np.zeros(1, np.int64),
+        "marks": np.full((2, 1), -1, np.int64),
         "slots": np.zeros(1, I4),
         "positions": np.zeros(1, np.uint8),
         "diffs": np.ones(WIDTH, np.uint32),
@@ -272,8 +299,26 @@ ASKED: dict[str, Message] = {
     ),
     "read of text": Message("read", {"arena": 0, "is_parity": 0, "start": "a", "stop": 1}),
     "bar of nobody": Message("bar"),
-    "resolve of nobody": Message("resolve", {"commit": []}),
-    "resolve without numbers": Message("resolve", {"worker": 3}),
+    "resolve of nobody": Message("resolve", {"last": 0, "is_lost": True}),
+    "resolve of no such worker": Message("resolve", {"worker": 256, "last": 5, "is_lost": True}),
+    "resolve without a number": Message("resolve", {"worker": 3, "is_lost": True}),
+    "resolve of nobody knows": Message("resolve", {"worker": 3, "last": 5}),
+    "held of nobody": Message("held", {}),
+    "copies of nobody": Message("copies", {"workers": [3], "after": [-1, -1]}),
+    "copies of no workers": Message("copies", {"owner": 2, "after": [-1, -1]}),
+    "copies after nothing": Message("copies", {"owner": 2, "workers": None}),
+    "unsettled of nobody": Message("unsettled", {"workers": ["x"], "after": [-1, -1]}),
+    "keep nothing": Message("keep"),
+    "keep rows beyond the shard": parts.pack_entrusted(
+        "keep", {}, [Entrusted(3, 7, [gradients(0, [99])])]
+    ),
+    "entrust for nobody": Message("entrust", {"parts": []}),
+    "entrust to no witness": Message("entrust", {"owner": 1, "parts": []}),
+    "entrust of no such table": Message(
+        "entrust",
+        {"owner": 2, "parts": [{"worker": 0, "number": 0, "arenas": [[7, 1]]}]},
+        (np.zeros(1, I4), ONE),
+    ),
     "past of no such worker": Message("past", {"worker": 256}),
     "begin again": Message("begin", {"spec": SPEC.to_json(), "server": 1, "view": VIEW.to_json()}),
     "begin with nothing": Message("begin"),

@@ -30,10 +30,11 @@ from hypothesis.stateful import (
 from holdfast.cluster import audit, decode, message, parts, slab
 from holdfast.cluster.arena import Arena
 from holdfast.cluster.arenashard import fold_rows
-from holdfast.cluster.commit import Held, choose_commits
+from holdfast.cluster.commit import choose_commits
 from holdfast.cluster.decode import Sources
 from holdfast.cluster.flush import Flush, Report, choose_settlement, remember
-from holdfast.cluster.shard import Gradients, Shard
+from holdfast.cluster.pushes import Entrusted, Gradients
+from holdfast.cluster.shard import Shard
 from holdfast.cluster.spec import ClusterSpec, Optimizer, TableSpec, granule_stripes
 from holdfast.cluster.view import View
 from holdfast.errors import ConflictError
@@ -87,13 +88,13 @@ class Push:
     pending: set[int] = field(default_factory=set)
     servers: frozenset[int] = frozenset()
     is_decided: bool = False
-    is_applied: bool = False
 
 
 @dataclass
 class Worker:
     index: int
     number: int = -1
+    returned: int = -1
     kept: dict[int, Push] = field(default_factory=dict)
     current: Push | None = None
     behind: set[int] = field(default_factory=set)
@@ -117,7 +118,7 @@ class World:
         self.is_exact = is_exact
         self.oracle = Oracle(spec)
         self.view = View(1, tuple(f"{server}.0" for server in range(spec.servers)), version=1)
-        self.shards = [Shard(spec, server, epoch=1) for server in range(spec.servers)]
+        self.shards = [self.make_shard(server, 1) for server in range(spec.servers)]
         for shard in self.shards:
             shard.begin()
         self.workers = [Worker(index) for index in range(workers)]
@@ -125,6 +126,11 @@ class World:
         self.flights: dict[int, Flight] = {}
         self.tickets: dict[int, tuple[str, list[int], dict[int, np.ndarray]]] = {}
         self.names = workers
+        self.pushes: dict[tuple[int, int], Push] = {}
+        self.last: dict[int, int] = {}  # of each lost worker, the last push that happened
+
+    def make_shard(self, server: int, epoch: int) -> Shard:
+        return Shard(self.spec, server, epoch=epoch, has_witnesses=True)
 
     # Workers.
 
@@ -143,8 +149,19 @@ class World:
                 slots_N = arena.placement.slots_of(ids_N[at_N])
                 by_server.setdefault(server, []).append(Gradients(index, slots_N, grads_ND[at_N]))
         worker.number += 1
-        push = Push(worker.number, gradients, by_server, set(by_server), frozenset(by_server))
+        witnesses = {w for server in by_server for w in self.spec.witnesses[server]}
+        push = Push(
+            worker.number, gradients, by_server, set(by_server) | witnesses, frozenset(by_server)
+        )
         worker.current = worker.kept[worker.number] = push
+        self.pushes[worker.index, worker.number] = push
+
+    def copies(self, push: Push, witness: int) -> dict[int, list[Gradients]]:
+        return {
+            owner: found
+            for owner, found in push.by_server.items()
+            if witness in self.spec.witnesses[owner]
+        }
 
     def send(self, worker: Worker, server: int) -> None:
         """What a worker tells a server next, if anything."""
@@ -155,35 +172,39 @@ class World:
             return
         shard = self.shards[server]
         if not push.is_decided:
-            shard.stage(worker.index, push.number, push.by_server[server])
+            own = push.by_server.get(server, [])
+            copies = self.copies(push, server)
+            shard.stage(worker.index, push.number, own, copies, servers=tuple(push.servers))
         else:
             staged = shard.staged(worker.index).get(push.number)
             if staged is None:
                 assert push.number <= shard.applied_W[worker.index]
             else:
-                self.change(server, worker, push, staged)
+                self.change(server, worker.index, push, staged)
             self.forget(worker, server)
         push.pending.discard(server)
         if not push.pending and push.is_decided:
-            worker.current = None
+            worker.current, worker.returned = None, push.number
         elif not push.pending:
             push.is_decided, push.pending = True, set(push.servers)
 
     def send_again(self, worker: Worker, server: int) -> None:
         for number in sorted(worker.kept):
             push = worker.kept[number]
-            if server not in push.by_server:
-                continue
-            if push.is_decided:
-                self.change(server, worker, push, push.by_server[server])
-            else:
-                self.shards[server].stage(worker.index, number, push.by_server[server])
+            own = push.by_server.get(server, [])
+            if push.is_decided and own:
+                self.change(server, worker.index, push, own)
+            staged = [] if push.is_decided else own
+            copies = self.copies(push, server)
+            self.shards[server].stage(
+                worker.index, number, staged, copies, servers=tuple(push.servers)
+            )
         worker.behind.discard(server)
 
     def change(
         self,
         server: int,
-        worker: Worker,
+        worker: int,
         push: Push,
         gradients: Sequence[Gradients],
         *,
@@ -194,11 +215,8 @@ class World:
         tables = [(shard.arenas[part.arena], len(part.slots_N)) for part in gradients]
         if not self.tickets and any(t.waiting and t.room() < rows for t, rows in tables):
             self.flush(server)  # else the push would wait for it
-        shard.push(worker.index, push.number, gradients, is_resolved=is_resolved)
-        assert not shard.push(worker.index, push.number, gradients, is_resolved=is_resolved)
-        if not push.is_applied:
-            push.is_applied = True
-            self.oracle.push(push.gradients)
+        shard.push(worker, push.number, gradients, is_resolved=is_resolved)
+        assert not shard.push(worker, push.number, gradients, is_resolved=is_resolved)
 
     def forget(self, worker: Worker, server: int) -> None:
         durable = int(self.shards[server].durable_W()[worker.index])
@@ -209,27 +227,43 @@ class World:
                 del worker.kept[number]
 
     def lose_worker(self, worker: Worker) -> None:
-        """Its last push happens everywhere or nowhere."""
-        held = {}
+        """Its last push happens everywhere or nowhere, those before everywhere."""
+        held = {server: shard.bar(worker.index) for server, shard in enumerate(self.shards)}
+        commits = choose_commits(held)
+        self.last[worker.index] = commits.last
+        assert commits.last >= worker.returned  # what returned happened, whoever is lost
         for server, shard in enumerate(self.shards):
-            staged, applied = shard.bar(worker.index)
-            held[server] = Held(tuple(staged), applied)
-        commits, last = choose_commits(held)
-        push = worker.current
-        for server, shard in enumerate(self.shards):
-            for number, gradients in sorted(shard.staged(worker.index).items()):
-                assert push is not None and number == push.number
-                if number in commits:
-                    self.change(server, worker, push, gradients, is_resolved=True)
-                else:
-                    assert shard.drop(worker.index, number)
+            given = [
+                each
+                for witness, numbers in commits.given.get(server, {}).items()
+                for each in self.shards[witness].copies(server, [worker.index])
+                if each.number in numbers
+            ]
+            self.resolve(server, worker.index, given)
             with pytest.raises(ConflictError, match="taken for lost"):
                 shard.stage(worker.index, worker.number + 1, [])
-        if push is not None and push.is_applied:
-            assert last == push.number
+        self.entrust(range(self.spec.servers), [worker.index])
         self.workers.remove(worker)
         self.workers.append(Worker(self.names))
         self.names += 1
+
+    def resolve(self, server: int, worker: int, given: Sequence[Entrusted]) -> None:
+        shard = self.shards[server]
+        shard.keep(given)
+        is_lost = worker in self.last
+        if not is_lost:
+            held = {s: each.held(worker) for s, each in enumerate(self.shards)}
+        last = self.last[worker] if is_lost else choose_commits(held).last
+        shard.begin_resolving(worker, last, is_lost=is_lost)
+        for number, part in shard.staged(worker).items():
+            if number <= last:
+                self.change(server, worker, self.pushes[worker, number], part, is_resolved=True)
+        shard.end_resolving()
+
+    def entrust(self, witnesses: Sequence[int], workers: Sequence[int] | None) -> None:
+        for owner, others in enumerate(self.spec.witnesses):
+            for witness in set(others) & set(witnesses):
+                self.shards[witness].entrust(owner, self.shards[owner].unsettled(workers))
 
     # Differences.
 
@@ -288,13 +322,22 @@ class World:
             number = choose_settlement(self.reports(server, living))
             for other in living:
                 self.shards[other].settle(server, number)
-            shard = Shard(self.spec, server, epoch=epoch)
+            shard = self.make_shard(server, epoch)
             reports = self.reports(server, living)
             known = self.known[server] = remember(self.known.get(server, {}), reports)
-            shard.adopt(known)
+            shard.adopt(known, self.last)
             self.shards[server] = shard
         for worker in self.workers:
             worker.behind |= set(lost)
+        for server in lost:
+            found = {
+                (each.worker, each.number): each
+                for witness in self.spec.witnesses[server]
+                for each in self.shards[witness].copies(server)
+            }
+            for index in sorted({worker for worker, _ in found}):
+                self.resolve(server, index, [e for (w, _), e in found.items() if w == index])
+        self.entrust(lost, None)
 
     def reports(self, lost: int, living: Sequence[int]) -> dict[int, Report]:
         return {server: self.shards[server].report(lost) for server in living}
@@ -460,7 +503,10 @@ class World:
                 check_same(arena, shard.arenas[index].parities_QW, expected_QW)
 
     def check_rows(self) -> None:
-        """Every push that was applied anywhere was applied everywhere, once."""
+        """Every push of workers that live, and of lost ones all that happened, once."""
+        for (worker, number), push in sorted(self.pushes.items()):
+            if worker not in self.last or number <= self.last[worker]:
+                self.oracle.push(push.gradients)
         for index, arena in enumerate(self.spec.arenas):
             expected_NW = np.zeros((arena.rows, arena.width), np.float32)
             for placed in arena.tables:
@@ -554,7 +600,7 @@ class ShardMachine(RuleBasedStateMachine):
         lost = {first % servers}
         if more % 3 == 0:
             lost.add(more // 3 % servers)
-        if len(view.lacking | lost) <= self.world.spec.parity:
+        if self.world.spec.can_decode(view.lacking | lost):
             self.world.lose(sorted(lost))
 
     @precondition(lambda self: not self.world.view.lacking)
@@ -605,9 +651,9 @@ class ShardMachine(RuleBasedStateMachine):
 
     @rule(pick=PICKS)
     def settle(self, pick: int) -> None:
-        """A worker waits until what it pushed is at parity."""
+        """A worker waits, between two pushes, until what it pushed is at parity."""
         worker = self._worker(pick)
-        if not self.world.tickets:
+        if not self.world.tickets and worker.current is None:
             for server in range(self.world.spec.servers):
                 if server in worker.behind:
                     self.world.send_again(worker, server)
@@ -616,11 +662,10 @@ class ShardMachine(RuleBasedStateMachine):
 
     @rule(pick=PICKS)
     def lose_worker(self, pick: int) -> None:
-        """Together with no server: what only both of them had would be gone."""
+        """At any moment, also right after or before a server."""
         worker = self._worker(pick)
-        if not worker.behind and self.world.names < 20:
+        if self.world.names < 20:
             self.world.lose_worker(worker)
-            self.world.drain()
 
     @invariant()
     def parities_are_the_code_of_rows_as_told(self) -> None:
@@ -644,6 +689,11 @@ class ShardMachine(RuleBasedStateMachine):
             for server in range(world.spec.servers):
                 world.forget(worker, server)
             assert not worker.kept
+        for server in range(world.spec.servers):
+            world.flush(server)  # witnesses hear that they may forget
+        for shard in world.shards:  # of workers that live the next push clears up what is left
+            assert not shard.unsettled(world.last)
+            assert not any(shard.copies(o, world.last) for o in range(world.spec.servers))
 
 
 TestEveryPushHappensOnceWhoeverIsLostWhen = ShardMachine.TestCase

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from holdfast.cli.measuring import Measuring, metric_sinks
 from holdfast.cli.output import show, stderr
 from holdfast.errors import InvalidRequestError
 
@@ -91,6 +92,7 @@ class ClusterJob:
     flush_every_s: float | None = None
     """Between differences sent to parity; None: as clusters do."""
     events_file: Path | None = None
+    measuring: Measuring = field(default_factory=Measuring)
     picture: Path | None = None
 
     @property
@@ -178,16 +180,16 @@ def choose_layer(
             )
         return None
     if url is not None:
-        _check_new(url)
+        _check_new(url, settings.get("storage_options"))
     return LayerChoice(chosen, every, url, given)
 
 
-def _check_new(url: str) -> None:
+def _check_new(url: str, storage_options: Mapping[str, Any] | None) -> None:
     from holdfast.checkpoint import run as runs
     from holdfast.errors import NotFoundError
 
     try:
-        steps = runs.open(url).steps
+        steps = runs.open(url, storage_options=storage_options).steps
     except NotFoundError:
         return
     if steps:
@@ -390,7 +392,8 @@ def train_on_cluster(job: ClusterJob, console: Console) -> ClusterStory:
 
     began = time.perf_counter()
     sinks = [] if job.events_file is None else [events.json_lines(job.events_file)]
-    ran = run_once(job, console, sinks)
+    with metric_sinks(job.measuring, console) as metrics:
+        ran = run_once(job, console, [*sinks, *metrics])
     if ran.error is not None:
         raise ran.error
     calm = None

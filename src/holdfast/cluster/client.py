@@ -1,7 +1,7 @@
 """A worker's side of the rows: pull, push, and go on when a server is replaced.
 
     pull: rows by server -> one message each -> rows
-    push: stage everywhere -> commit everywhere
+    push: stage everywhere, each part at its server and at its witnesses -> commit everywhere
 
 With two-phase commit a push is kept here until every server reports its differences at parity. A
 server that takes a lost one's place is sent what was kept, in order, before anything else; it
@@ -13,6 +13,7 @@ Invariants:
 - Without it, what a lost server had applied and not yet sent to parity is lost; at most
   ``pushes_lost`` pushes.
 - Whether a row is hot (hot.py) is seen here alone: who pulls and pushes names tables and ids.
+- After a push that raised there are no further ones: servers would take it for one that happened.
 - Requests are answered by members of one epoch; a change of members is waited for, not reported.
 
 Not here: torch (worker.py), which batches are whose (leases.py).
@@ -31,11 +32,11 @@ import numpy as np
 
 from holdfast.cluster import parts
 from holdfast.cluster.message import Message
-from holdfast.cluster.peers import Failures, Peers
-from holdfast.cluster.shard import Gradients
+from holdfast.cluster.peers import Failures, Peers, is_passing
+from holdfast.cluster.pushes import Gradients
 from holdfast.cluster.spec import ClusterSpec
 from holdfast.cluster.view import View
-from holdfast.errors import ConflictError, InvalidRequestError, UnavailableError
+from holdfast.errors import HoldfastError, InvalidRequestError, UnavailableError
 from holdfast.kernels import places
 
 _RETRY_S = 0.005
@@ -49,6 +50,7 @@ class _Kept:
     """A push that may have to be sent again: what is left of it, by server."""
 
     number: int
+    servers: tuple[int, ...]
     is_decided: bool = False
     by_server: dict[int, list[Gradients]] = field(default_factory=dict)
 
@@ -100,6 +102,7 @@ class Client:
         self._held: dict[str, np.ndarray] = {}
         self._behind: set[int] = set()
         self._number = -1
+        self._is_torn = False
 
     # What a training loop needs.
 
@@ -143,6 +146,10 @@ class Client:
             raise InvalidRequestError(
                 "pushes are numbered upwards", number=number, last=self._number
             )
+        if self._is_torn:
+            raise InvalidRequestError(
+                "a push of this worker failed half way", todo="connect again, as another worker"
+            )
         self._number = number
         by_server = self._gradients_by_server(gradients)
         meta = {"worker": self.worker, "number": number}
@@ -153,11 +160,11 @@ class Client:
             for server in self._exchange(messages):
                 self._acked[server] = number
             return
-        kept = self._kept[number] = _Kept(number, by_server=by_server)
-        servers = list(by_server)
-        self._exchange(
-            {s: parts.pack_gradients("stage", meta, found) for s, found in by_server.items()}
-        )
+        servers = tuple(sorted(by_server))
+        kept = self._kept[number] = _Kept(number, servers, by_server=by_server)
+        self._is_torn = True  # until it is over
+        staging = {*servers, *(w for server in servers for w in self.spec.witnesses[server])}
+        self._exchange({server: self._stage(kept, server) for server in sorted(staging)})
         if self._wait_turn is not None:
             self._wait_turn()
         kept.is_decided = True  # from here on it happens, whoever is lost
@@ -165,6 +172,7 @@ class Client:
             {server: Message("commit", meta) for server in servers}
         ).items():
             self._forget(server, int(answer.meta["durable"]))
+        self._is_torn = False
         if len(self._kept) > _KEPT_MAX or self._wait_turn is not None:
             self.settle()  # in rounds parity is part of the barrier
 
@@ -287,22 +295,21 @@ class Client:
                 servers=sorted({*failures, *self._behind}),
                 waited_s=round(time.monotonic() - started, 1),
             ) from next(iter(failures.values()), None)
-        self._behind |= {
-            server
-            for server, address in enumerate(view.addresses)
-            if address != old.addresses[server]
-        }
+        self._behind |= view.replaced_since(old)
         self._peers.enter(view)
         for server in sorted(self._behind):
             try:
                 self._send_again(server)
-            except (UnavailableError, ConflictError):
+            except HoldfastError as error:
+                if not is_passing(error):
+                    raise
                 return  # lost again: whoever comes next is given it
             self._behind.discard(server)
 
     def _send_again(self, server: int) -> None:
         """Give a replacement every push that is not known to be at parity: what is decided as a
-        push, the one under way as a stage, which the lost server may have answered."""
+        push, the one under way as a stage, which the lost server may have answered; and copies of
+        other servers' parts, of which it is a witness now."""
         held = {
             name: (np.arange(len(weights_ND)), weights_ND)
             for name, weights_ND in self._held.items()
@@ -317,18 +324,27 @@ class Client:
         again = []
         slots: dict[int, list[np.ndarray]] = {}
         for number, kept in sorted(self._kept.items()):
-            kind = "push" if kept.is_decided else "stage"
             meta = {"worker": self.worker, "number": number}
-            gradients = kept.by_server.get(server)
-            if gradients is None:
-                continue
-            again.append(parts.pack_gradients(kind, meta, gradients))
-            for part in gradients if kept.is_decided else ():
-                slots.setdefault(part.arena, []).append(part.slots_N)
+            if kept.is_decided and server in kept.by_server:
+                again.append(parts.pack_gradients("push", meta, kept.by_server[server]))
+                for part in kept.by_server[server]:
+                    slots.setdefault(part.arena, []).append(part.slots_N)
+            staged = self._stage(kept, server)
+            if staged.arrays:
+                again.append(staged)
         wants = [(arena, np.unique(np.concatenate(each))) for arena, each in slots.items()]
         if wants:  # else each push would have its rows decoded by itself
             self._peers.ask(server, parts.pack_slots("present", wants))
         self._peers.ask_in_order(server, again)
+
+    def _stage(self, kept: _Kept, server: int) -> Message:
+        """What a server keeps of a push: its own part until it is decided, copies of others'."""
+        by_owner = {
+            owner: found
+            for owner, found in sorted(kept.by_server.items())
+            if server in self.spec.witnesses[owner] or (owner == server and not kept.is_decided)
+        }
+        return parts.pack_stage(self.worker, kept.number, by_owner, kept.servers)
 
     def _forget(self, server: int, durable: int) -> None:
         """What is at parity need not be kept."""

@@ -194,6 +194,7 @@ class Cluster:
                 second.tick(leases)
             time.sleep(_TICK_S)
         self._coordinator.check()
+        lost += len(self._lost_workers)  # at the very end, when nobody had to take their place
         return Outcome(leases.finished, time.monotonic() - started, lost)
 
     def _start_workers(self, order: Mapping[str, Any], count: int) -> None:

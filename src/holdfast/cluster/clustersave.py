@@ -13,7 +13,6 @@ Not here: when, which rows and which codec (checkpoints.py), a server's part (ke
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -23,12 +22,14 @@ from typing import Any
 from holdfast import events
 from holdfast.checkpoint import tree
 from holdfast.checkpoint.baseline import SINCE_BASE, CheckpointPlan
-from holdfast.checkpoint.catalog import BASE, Catalog, CheckpointEntry, SegmentEntry
+from holdfast.checkpoint.catalog import BASE, CheckpointEntry, SegmentEntry
 from holdfast.checkpoint.checksum import checksum
 from holdfast.checkpoint.codec import parse_codec
+from holdfast.checkpoint.enter import Entering, enter_checkpoint
 from holdfast.checkpoint.object import DENSE, ROWS, object_name
+from holdfast.checkpoint.part import entry_from_json
 from holdfast.checkpoint.priority import Priority, large_tables
-from holdfast.checkpoint.retention import Keep, choose_kept
+from holdfast.checkpoint.retention import Keep
 from holdfast.checkpoint.save import column_codecs, state_codec_name
 from holdfast.checkpoint.strategy import CodecPlan
 from holdfast.checkpoint.writer import RunWriter
@@ -41,7 +42,6 @@ from holdfast.cluster.store import (
     Codecs,
     Place,
     codecs_to_json,
-    entry_from_json,
     schema_of,
 )
 from holdfast.cluster.uses import PriorityOrder
@@ -298,48 +298,16 @@ class Attempts:
         base: int,
     ) -> CheckpointEntry:
         self._check_wanted()
-        final = entry
-        dropped: tuple[int, ...] = ()
-
-        def change(current: Catalog) -> Catalog:
-            nonlocal final, dropped
-            catalog = current
-            if self.schemas not in catalog.schemas:
-                schemas = (*catalog.schemas, self.schemas)
-                catalog = dataclasses.replace(catalog, schemas=schemas)
-            final = dataclasses.replace(
-                entry,
-                schema=catalog.schemas.index(self.schemas),
-                ordinal=catalog.last.ordinal + 1 if catalog.last is not None else 0,
-            )
-            catalog = catalog.with_checkpoint(
-                final,
-                segments,
-                objects,
-                replaces_since=base if copied.plan.since == SINCE_BASE else None,
-                placement=_common_placement(self._spec),
-            )
-            kept = choose_kept(catalog.checkpoints, self._keep, now=self._writer.clock())
-            dropped = tuple(step for step in catalog.steps if step not in kept)
-            return catalog.keeping(kept)
-
         self.committing = entry.step
-        self._writer.update(change)
-        self._cluster.log.emit(
-            events.SaveDurable(
-                step=final.step,
-                checkpoint=final.kind,
-                codec=final.codec,
-                rows=final.rows,
-                bytes=final.bytes,
-                full_bytes=final.full_bytes,
-                stall_s=final.stall_s,
-                durable_s=time.perf_counter() - copied.started,
-            )
+        entering = Entering(
+            schemas=self.schemas,
+            keep=self._keep,
+            replaces_since=base if copied.plan.since == SINCE_BASE else None,
+            placement=_common_placement(self._spec),
         )
-        if dropped:
-            self._cluster.log.emit(events.CheckpointsDropped(steps=dropped, reason="retention"))
-        return final
+        entered = enter_checkpoint(self._writer, entry, segments, objects, entering)
+        entered.tell(self._cluster.log, durable_s=time.perf_counter() - copied.started)
+        return entered.entry
 
 
 def order_for(rules: Priority, spec: ClusterSpec) -> PriorityOrder:

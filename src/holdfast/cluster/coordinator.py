@@ -26,7 +26,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast import events
-from holdfast.cluster.commit import Held, choose_commits
 from holdfast.cluster.crew import Crew
 from holdfast.cluster.engine import Engine, Process
 from holdfast.cluster.fallback import Fallback, Restore, SecondLayer
@@ -36,6 +35,7 @@ from holdfast.cluster.machines import LOOPBACK
 from holdfast.cluster.members import GoneError, Members
 from holdfast.cluster.members import Settings as Settings
 from holdfast.cluster.message import Message
+from holdfast.cluster.resolution import Resolution
 from holdfast.cluster.spec import ClusterSpec
 from holdfast.cluster.view import View
 from holdfast.cluster.wire import Caller, Listener
@@ -88,6 +88,11 @@ class Coordinator:
         )
         self._members, self._lost = self._servers.members, self._servers.lost
         self._known: dict[int, dict[int, Report]] = {}
+        self._resolution = Resolution(
+            spec,
+            self._servers,
+            has_rounds=lambda: self.leases is not None and self.leases.has_rounds,
+        )
         self.crew = Crew(
             engine,
             log=self.log,
@@ -101,7 +106,7 @@ class Coordinator:
             self._servers,
             self.crew,
             log=self.log,
-            on_loaded=lambda server: self._known.pop(server, None),
+            on_loaded=self._on_loaded,
             on_rewound=on_rewound,
         )
         self._thread = threading.Thread(target=self._work, name="holdfast-coordinator", daemon=True)
@@ -269,30 +274,46 @@ class Coordinator:
 
     def _replace_lost(self) -> None:
         """Put spares in the place of all lost servers, however many more are lost meanwhile."""
-        if len(self._servers.lacking()) <= self.spec.parity:
-            self._replace_decodable()
-        if self._lost:
+        self._replace_decodable()
+        while self._lost:
             self._fallback.restore()
+            self._replace_decodable()
         self._replenish()
 
     def _replenish(self) -> None:
         """Start spares, unless one more loss could not be decoded anyway: then the start of a
         process would only take time from those who make good the last one."""
-        lacking = len(self._servers.lacking())
-        if lacking == 0 or lacking < self.spec.parity:
+        lacking = self._servers.lacking()
+        others = set(self._members) - lacking
+        if not lacking or any(self.spec.can_decode(lacking | {other}) for other in others):
             self._servers.replenish(self._queue.put)
 
     def _replace_decodable(self) -> None:
         """The same, as long as their rows can be decoded from the others'."""
-        while self._lost and len(self._servers.lacking()) <= self.spec.parity:
-            chosen, view = self._servers.choose_spares()
-            try:
-                self._move_to(view, chosen)
-            except GoneError as gone:
-                self._servers.gone(gone.server, chosen)
-                continue
-            self._servers.take_over(view, chosen)
-            self._servers.tell_to_recover(chosen)
+        while self._lost or not self._resolution.is_settled:
+            if not self._lost:
+                self._settle_pushes()
+            elif self.spec.can_decode(self._servers.lacking()):
+                self._replace_once()
+            else:
+                return
+
+    def _replace_once(self) -> None:
+        chosen, view = self._servers.choose_spares()
+        try:
+            self._move_to(view, chosen)
+        except GoneError as gone:
+            self._servers.gone(gone.server, chosen)
+            return
+        self._servers.take_over(view, chosen)
+        self._resolution.replaced(chosen)
+        self._servers.tell_to_recover(chosen)
+
+    def _settle_pushes(self) -> None:
+        try:
+            self._resolution.settle()
+        except GoneError as gone:
+            self._servers.gone(gone.server, {})
 
     def go_back(self, restore: Restore) -> None:
         """Bring everybody to a checkpoint; returns when their rows are loaded.
@@ -331,6 +352,7 @@ class Coordinator:
             meta = self._servers.meta(server, view)
             known = self._known[server] = remember(self._known.get(server, {}), reports)
             meta["reports"] = [[other, report.flushed] for other, report in known.items()]
+            meta["barred"] = self.crew.retired
             arrays = tuple(report.marks_GW for report in known.values())
             self._servers.ask_process(server, process, Message("adopt", meta, arrays))
 
@@ -344,13 +366,18 @@ class Coordinator:
             )
         return reports
 
+    def _on_loaded(self, server: int) -> None:
+        """A server's rows are of the past: nothing that was known of them, or owed to it, holds."""
+        self._known.pop(server, None)
+        self._resolution.loaded(server)
+
     # What servers report.
 
     def _progressed(self, meta: Mapping[str, Any]) -> None:
         server, what = int(meta["server"]), str(meta["what"])
-        if self._members[server].address != meta["address"] or server in self._lost:
-            return
         view = self.view
+        if view.joined[server] != int(meta["joined"]) or server in self._lost:
+            return
         if what == "range":
             self.log.emit(
                 events.RangeRecovered(
@@ -387,20 +414,14 @@ class Coordinator:
         if worker is None:
             return
         try:
-            held = {}
-            answers = self._servers.ask_each(self._members, Message("bar", {"worker": worker}))
-            for server, answer in answers.items():
-                held[server] = Held(tuple(answer.meta["staged"]), int(answer.meta["applied"]))
-            commits, applied = choose_commits(held)
-            meta = {"worker": worker, "commit": sorted(commits)}
-            self._servers.ask_each(self._members, Message("resolve", meta))
+            last = self._resolution.resolve(worker)
         except GoneError as gone:
             # First the server, then this worker again.
             self.crew.stay(process, worker)
+            self._on_death(process, how)  # counted, until it is resolved
             self._lose_server(self._members[gone.server], "did not answer", time.monotonic())
-            self._queue.put(lambda: self._lose_worker(process, how))
             return
-        batches = self.crew.retire(worker, committed=applied)
+        batches = self.crew.retire(worker, committed=last)
         self.log.emit(
             events.WorkerLost(worker=worker, pid=process.pid, how=how, batches=tuple(batches))
         )

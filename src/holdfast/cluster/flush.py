@@ -33,7 +33,9 @@ class Flush:
     frozen: tuple[int, ...]
     receivers: tuple[int, ...]
     parts: Mapping[int, tuple[Differences, ...]]
-    """By receiver; one that arrived holds its own."""
+    """By receiver; one that arrived holds its own. Witnesses are receivers also of nothing."""
+    durable_W: np.ndarray
+    """Pushes up to these were all at parity when it was made: witnesses may forget them."""
 
     @property
     def rows(self) -> int:

@@ -6,6 +6,7 @@ Invariants:
 - What is asked for between freeze and thaw belongs to one state of every stripe in the ranges: all
   are frozen before the first question, and each server answers only while it still is.
 - A peer that is gone, or knows of other members, voids what is under way (ConflictError).
+- No server stays frozen: each hears of the thaw, or enters a new epoch, which ends it too.
 
 Not here: what is asked for (recovery.py, sweep.py), what a freeze holds back (shard.py).
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -25,7 +27,8 @@ from holdfast.cluster.message import Message
 from holdfast.cluster.peers import Peers, changed
 from holdfast.cluster.shard import Shard
 from holdfast.cluster.view import View
-from holdfast.errors import ConflictError
+
+_RETRY_S = 0.005
 
 
 class Freezer:
@@ -60,7 +63,8 @@ class Freezer:
     ) -> Iterator[tuple[str, dict[int, np.ndarray]]]:
         """Freeze ranges everywhere, this server included; gives the marks of what has left."""
         shard = self._shard
-        ticket = f"{shard.server}.{self._name}.{next(self._numbers)}"
+        # With the epoch: whoever had this place before counted from 0 too, and was not in this one.
+        ticket = f"{shard.server}.{view.epoch}.{self._name}.{next(self._numbers)}"
         others = [server for server in range(len(view.addresses)) if server != shard.server]
         meta = {"ticket": ticket, "granules": list(granules)}
         marks = {}
@@ -73,5 +77,14 @@ class Freezer:
             yield ticket, marks
         finally:
             shard.thaw(ticket)
-            with contextlib.suppress(ConflictError):
-                self.ask({server: Message("thaw", {"ticket": ticket}) for server in others})
+            self._thaw(ticket, others, epoch=view.epoch)
+
+    def _thaw(self, ticket: str, others: Sequence[int], *, epoch: int) -> None:
+        message = Message("thaw", {"ticket": ticket})
+        waiting = set(others)
+        while waiting and self._shard.epoch == epoch and not self._shard.is_closed:
+            with self._turn:
+                answers, _ = self._peers.ask_all(dict.fromkeys(waiting, message))
+            waiting -= set(answers)
+            if waiting:
+                time.sleep(_RETRY_S)

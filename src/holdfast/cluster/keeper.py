@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.checkpoint import priority
+from holdfast.checkpoint.part import entry_to_json
 from holdfast.cluster import store
 from holdfast.cluster.changes import SnapshotOrder
 from holdfast.cluster.message import Caller, Message
@@ -136,7 +137,7 @@ class Keeper:
                 codecs=codecs,
                 is_cancelled=lambda: job.is_cancelled,
             )
-            segments = [store.entry_to_json(entry) for entry in stored.segments]
+            segments = [entry_to_json(entry) for entry in stored.segments]
             return {"segments": segments, "bytes": stored.bytes}
 
         self._start(work, "holdfast-store")

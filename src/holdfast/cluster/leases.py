@@ -64,6 +64,11 @@ class Leases:
         self.total = len(batches)
         self.finished = 0
 
+    @property
+    def has_rounds(self) -> bool:
+        """Whether workers wait for each other between staging and committing."""
+        return self._round is not None
+
     def join(self, worker: int) -> None:
         """A worker begins to take part."""
         self._next_number.setdefault(worker, 0)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -82,7 +83,7 @@ class Members:
         self._engine, self._spec, self._settings, self._log = engine, spec, settings, log
         self._token, self._coordinator, self._on_death = token, coordinator, on_death
         self._changed = changed
-        self._names = 0
+        self._names = itertools.count(1)  # spares are started by several threads
         self._epoch = 1
         self._view: View | None = None
         self._pulses: dict[str, Pulse] = {}
@@ -182,9 +183,9 @@ class Members:
             raise GoneError(server) from error
 
     def _control(self, process: Process) -> Stream:
-        stream = self._controls.get(process.address)
+        stream = self._controls.get(process.name)
         if stream is None or not stream.is_open:
-            stream = self._controls[process.address] = Stream(
+            stream = self._controls[process.name] = Stream(
                 process.address, token=self._token, name="coordinator", epoch=None,
                 deadline_s=_DEADLINE_S,
             )  # fmt: skip
@@ -199,8 +200,7 @@ class Members:
     # Losing and replacing them.
 
     def _start_order(self) -> Start:
-        self._names += 1
-        return Start("server", f"server-{self._names}", {"token": self._token})
+        return Start("server", f"server-{next(self._names)}", {"token": self._token})
 
     def meta(self, server: int, view: View) -> dict[str, Any]:
         """What a process must know to be a server."""
@@ -211,6 +211,7 @@ class Members:
             "coordinator": self._coordinator,
             "flush_every_s": self._settings.flush_every_s,
             "recovery_share": self._settings.recovery_share,
+            "two_phase": self._settings.two_phase,
             "renewal": self.renewals,
         }
 
@@ -221,7 +222,7 @@ class Members:
             )
         )
         if self._settings.pulse_s > 0:
-            self._pulses[process.address] = Pulse(
+            self._pulses[process.name] = Pulse(
                 process.address,
                 self._token,
                 deadline_s=self._settings.pulse_s,
@@ -269,10 +270,10 @@ class Members:
     def fence(self, process: Process) -> None:
         """Make sure that a process is gone, and forget how to reach it."""
         self._engine.kill(process)
-        pulse = self._pulses.pop(process.address, None)
+        pulse = self._pulses.pop(process.name, None)
         if pulse is not None:
             pulse.close()
-        stream = self._controls.pop(process.address, None)
+        stream = self._controls.pop(process.name, None)
         if stream is not None:
             stream.close()
 
@@ -304,9 +305,9 @@ class Members:
                     seconds=time.monotonic() - seen,
                 )
             )
-        with self._changed:
+        with self._changed:  # both at once: else a lost server would be whole for a moment
             self.lost.clear()
-        self.publish(view)
+            self.publish(view)
 
     def tell_to_recover(self, servers: Collection[int]) -> None:
         """Have servers bring back what they lack; one that does not answer is lost."""

@@ -12,7 +12,7 @@ Invariant: ``unpack`` checks that counts and arrays agree; what they name is che
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,16 +20,16 @@ import numpy as np
 from holdfast.cluster.arenashard import Differences
 from holdfast.cluster.flush import Flush
 from holdfast.cluster.message import Message
-from holdfast.cluster.shard import Gradients
+from holdfast.cluster.pushes import Entrusted, Gradients, Part
 from holdfast.cluster.spec import PROPAGATIONS
 from holdfast.errors import InvalidRequestError
 
 
-def flatten(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Arrays behind each other, as one flat one."""
+def flatten(arrays: Sequence[np.ndarray], dtype: str = "f4") -> np.ndarray:
+    """Arrays behind each other, as one flat one; of this type if there is none."""
     if len(arrays) == 1:
         return arrays[0].reshape(-1)
-    return np.concatenate([array.reshape(-1) for array in arrays]) if arrays else np.empty(0, "f4")
+    return np.concatenate([array.reshape(-1) for array in arrays]) if arrays else np.empty(0, dtype)
 
 
 def pack_slots(kind: str, wants: Sequence[tuple[int, np.ndarray]]) -> Message:
@@ -58,22 +58,22 @@ def _as_ids(array_N: np.ndarray) -> np.ndarray:
     return array_N.astype(np.int64)
 
 
-def _split(message: Message, slots_N: np.ndarray) -> list[tuple[int, np.ndarray]]:
+def _split(kind: str, arenas: Any, slots_N: np.ndarray) -> list[tuple[int, np.ndarray]]:
     found, start = [], 0
-    for arena, count in message.meta["arenas"]:
+    for arena, count in arenas:
         stop = start + whole(count)
         found.append((whole(arena), slots_N[start:stop]))
         start = stop
     if start != len(slots_N):
         raise InvalidRequestError(
-            "counts and rows of a message disagree", kind=message.kind, rows=len(slots_N)
+            "counts and rows of a message disagree", kind=kind, rows=len(slots_N)
         )
     return found
 
 
 def unpack_slots(message: Message) -> list[tuple[int, np.ndarray]]:
     """What ``pack_slots`` packed."""
-    return _split(message, _as_ids(message.arrays[0]))
+    return _split(message.kind, message.meta["arenas"], _as_ids(message.arrays[0]))
 
 
 def pack_gradients(kind: str, meta: dict[str, Any], gradients: Sequence[Gradients]) -> Message:
@@ -91,11 +91,81 @@ def pack_gradients(kind: str, meta: dict[str, Any], gradients: Sequence[Gradient
 
 def unpack_gradients(message: Message, dims: Sequence[int]) -> list[Gradients]:
     """What ``pack_gradients`` packed; ``dims`` are the arenas' weights a row."""
-    slots_N, flat = _as_ids(message.arrays[0]), message.arrays[1]
+    slots_N, flat = message.arrays
+    return _gradients(message.kind, message.meta["arenas"], slots_N, flat, dims=dims)
+
+
+def pack_stage(
+    worker: int, number: int, by_owner: Mapping[int, Part], servers: Sequence[int] = ()
+) -> Message:
+    """A push to be staged: the receiver's own part, copies of others', and who has parts of it."""
+    meta = {"worker": worker, "number": number, "servers": list(servers)}
+    return _pack_parts("stage", meta, [({"owner": o}, part) for o, part in by_owner.items()])
+
+
+def unpack_stage(message: Message, dims: Sequence[int]) -> dict[int, Part]:
+    """By owner, what ``pack_stage`` packed."""
+    return {owner: part for (owner,), part in _unpack_parts(message, dims, "owner")}
+
+
+def pack_entrusted(kind: str, meta: Mapping[str, Any], given: Iterable[Entrusted]) -> Message:
+    """One server's parts of several pushes."""
+    return _pack_parts(
+        kind,
+        meta,
+        [
+            ({"worker": e.worker, "number": e.number, "servers": list(e.servers)}, e.part)
+            for e in given
+        ],
+    )
+
+
+def unpack_entrusted(message: Message, dims: Sequence[int]) -> list[Entrusted]:
+    """What ``pack_entrusted`` packed."""
+    servers = [tuple(whole(s) for s in each["servers"]) for each in message.meta["parts"]]
+    found = _unpack_parts(message, dims, "worker", "number")
+    return [
+        Entrusted(worker, number, part, those)
+        for ((worker, number), part), those in zip(found, servers, strict=True)
+    ]
+
+
+def _pack_parts(
+    kind: str, meta: Mapping[str, Any], given: Iterable[tuple[dict[str, Any], Part]]
+) -> Message:
+    arrays: list[np.ndarray] = []
+    described = []
+    for numbers, part in given:
+        packed = pack_gradients(kind, {}, part)
+        described.append({**numbers, "arenas": packed.meta["arenas"]})
+        arrays += packed.arrays
+    return Message(kind, {**meta, "parts": described}, tuple(arrays))
+
+
+def _unpack_parts(
+    message: Message, dims: Sequence[int], *names: str
+) -> list[tuple[tuple[int, ...], Part]]:
+    described = message.meta["parts"]
+    if len(message.arrays) != 2 * len(described):
+        raise InvalidRequestError("parts and arrays of a message disagree", kind=message.kind)
+    pairs = zip(message.arrays[::2], message.arrays[1::2], strict=True)
+    return [
+        (
+            tuple(whole(each[name]) for name in names),
+            _gradients(message.kind, each["arenas"], slots_N, flat, dims=dims),
+        )
+        for each, (slots_N, flat) in zip(described, pairs, strict=True)
+    ]
+
+
+def _gradients(
+    kind: str, arenas: Any, slots_N: np.ndarray, flat: np.ndarray, *, dims: Sequence[int]
+) -> list[Gradients]:
+    slots_N = _as_ids(slots_N)
     if flat.dtype != np.float32 or flat.ndim != 1:
         raise InvalidRequestError("gradients are float32, in a row", found=str(flat.dtype))
     found, start = [], 0
-    for arena, part_N in _split(message, slots_N):
+    for arena, part_N in _split(kind, arenas, slots_N):
         dim = dims[whole(arena, most=len(dims) - 1)]
         size = len(part_N) * dim
         found.append(Gradients(arena, part_N, flat[start : start + size].reshape(-1, dim)))
@@ -121,10 +191,10 @@ def pack_flush(flush: Flush, receiver: int) -> Message:
         "fold",
         meta,
         (
-            flush.marks_W[:used],
-            flatten([part.slots_K for part in found]),
-            flatten([part.positions_K for part in found]),
-            flatten([part.diffs_KW.view(np.uint32) for part in found]),
+            np.stack([flush.marks_W[:used], flush.durable_W[:used]]),
+            flatten([part.slots_K for part in found], "i4"),
+            flatten([part.positions_K for part in found], "u1"),
+            flatten([part.diffs_KW.view(np.uint32) for part in found], "u4"),
         ),
     )
 
@@ -132,12 +202,12 @@ def pack_flush(flush: Flush, receiver: int) -> Message:
 def unpack_flush(message: Message, receiver: int, *, workers: int = 256) -> Flush:
     """What ``pack_flush`` packed."""
     marks, slots_K, positions_K, flat = message.arrays
-    if marks.dtype != np.int64 or marks.ndim != 1 or len(marks) > workers:
-        raise InvalidRequestError("marks are a number for each worker", shape=marks.shape)
+    if marks.dtype != np.int64 or marks.ndim != 2 or len(marks) != 2 or marks.shape[1] > workers:
+        raise InvalidRequestError("marks are two numbers for each worker", shape=marks.shape)
     if flat.dtype not in (np.uint32, np.float32) or flat.ndim != 1:
         raise InvalidRequestError("differences are words, in a row", found=str(flat.dtype))
-    marks_W = np.full(workers, -1, np.int64)
-    marks_W[: len(marks)] = marks
+    marks_W, durable_W = np.full((2, workers), -1, np.int64)
+    marks_W[: marks.shape[1]], durable_W[: marks.shape[1]] = marks
     slots_K, positions_K = _as_ids(slots_K), _as_ids(positions_K)
     found, start, floats = [], 0, 0
     for arena, count, width, kind in message.meta["arenas"]:
@@ -162,4 +232,5 @@ def unpack_flush(message: Message, receiver: int, *, workers: int = 256) -> Flus
         frozen=tuple(whole(granule) for granule in message.meta["frozen"]),
         receivers=tuple(whole(server) for server in message.meta["receivers"]),
         parts={receiver: tuple(found)},
+        durable_W=durable_W,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from holdfast.cluster.message import Message
+from holdfast.cluster.pushes import BARRED
 from holdfast.cluster.view import View
 from holdfast.cluster.wire import Stream
 from holdfast.errors import ConflictError, HoldfastError, UnavailableError
@@ -28,7 +29,10 @@ class Peers:
         self._streams: dict[int, Stream] = {}
 
     def enter(self, view: View) -> None:
-        """Speak in this view from now on."""
+        """Speak in this view from now on, unless a newer one was entered: a thread that was slow
+        must not take the streams of all back to an epoch in which nobody listens any more."""
+        if self._view is not None and view.version <= self._view.version:
+            return
         if self._view is None or view.epoch != self._view.epoch:
             self.close()
         self._view = view
@@ -60,10 +64,11 @@ class Peers:
         for server in asked:
             try:
                 answers[server] = self._streams[server].receive()
-            except (UnavailableError, ConflictError) as error:
-                failures[server] = self._failed(server, error)
             except HoldfastError as error:
-                raised = raised or error
+                if is_passing(error):
+                    failures[server] = self._failed(server, error)
+                else:
+                    raised = raised or error
         if raised is not None:
             raise raised
         return answers, failures
@@ -139,6 +144,13 @@ class PipedPeers(Peers):
                 yield server, self._streams[server].receive()
             except (UnavailableError, ConflictError) as error:
                 raise changed({server: self._failed(server, error)}) from error
+
+
+def is_passing(error: HoldfastError) -> bool:
+    """Whether it helps to learn of the new members and ask again: a server is gone, or moved on.
+    Whoever was itself taken for lost is not heard any more."""
+    is_barred = error.facts.get("kind") == BARRED
+    return isinstance(error, UnavailableError | ConflictError) and not is_barred
 
 
 def changed(failures: Failures) -> ConflictError:

@@ -31,9 +31,10 @@ from holdfast.cluster.giver import Giver
 from holdfast.cluster.keeper import Keeper
 from holdfast.cluster.message import Message
 from holdfast.cluster.peers import Peers, PipedPeers
+from holdfast.cluster.pushes import Entrusted, Gradients, Part, slices
 from holdfast.cluster.recovery import Recovery, StoppedError
 from holdfast.cluster.reserve import Reserve, reserve_for
-from holdfast.cluster.shard import Gradients, Renewal, Shard
+from holdfast.cluster.shard import Renewal, Shard
 from holdfast.cluster.spec import ClusterSpec
 from holdfast.cluster.view import View
 from holdfast.cluster.warm import warm_kernels
@@ -48,13 +49,15 @@ from holdfast.errors import (
 
 _IDLE_S = 0.05
 _RETRY_S = 0.005
-_DURABLE_S = 0.3
+_RESOLVED_S = 0.3
 
 
 class Server:
     """One server process's work; it knows its shard once it is told to begin or to adopt."""
 
-    def __init__(self, token: str, *, host: str = "127.0.0.1", allow_remote: bool = False) -> None:
+    def __init__(
+        self, token: str, *, host: str = "127.0.0.1", port: int = 0, allow_remote: bool = False
+    ) -> None:
         self._token = token
         self._shard: Shard | None = None
         self._view: View | None = None
@@ -69,6 +72,7 @@ class Server:
         self._bytes = Counter[str]()  # of arrays in messages, by who asked
         self._swept = 0  # the renewal whose parities are built
         self._memory = Reserve()
+        self._resolving = threading.Lock()  # a lost worker's pushes are applied in order
         self._giver = Giver(lambda: self.shard)
         self._keeper = Keeper(lambda: self.shard)
         self._handlers: dict[str, Callable[[Caller, Message], Message]] = {
@@ -88,8 +92,13 @@ class Server:
             "supply": self._supply,
             "read": self._read,
             "bar": self._bar,
+            "held": self._held,
             "past": self._past,
             "resolve": self._resolve,
+            "copies": self._copies,
+            "unsettled": self._unsettled,
+            "entrust": self._entrust,
+            "keep": self._keep,
             "fold": self._fold,
             "apply": self._apply,
             "freeze": self._freeze,
@@ -105,7 +114,9 @@ class Server:
             "store": self._keeper.store,
             "job": self._keeper.ask_job,
         }
-        self._listener = Listener(self._handle, token=token, host=host, allow_remote=allow_remote)
+        self._listener = Listener(
+            self._handle, token=token, host=host, port=port, allow_remote=allow_remote
+        )
 
     @property
     def address(self) -> str:
@@ -128,6 +139,8 @@ class Server:
         with self._has_changed:
             self._is_closing = True
             self._has_changed.notify_all()
+        if self._shard is not None:
+            self._shard.close()
         self._listener.close()
         self._keeper.close()
         if self._recovery is not None:
@@ -185,7 +198,7 @@ class Server:
                 message.meta["reports"], message.arrays, strict=True
             )
         }
-        shard.adopt(reports)
+        shard.adopt(reports, [parts.whole(worker) for worker in message.meta.get("barred", ())])
         self._hold(shard, message.meta)
         return Message("adopted")
 
@@ -201,7 +214,14 @@ class Server:
         epoch = View.from_json(meta["view"]).epoch
         renewal = int(meta.get("renewal", 0))
         memory, self._memory = self._memory, Reserve()
-        return Shard(spec, int(meta["server"]), epoch=epoch, renewal=renewal, memory=memory)
+        return Shard(
+            spec,
+            int(meta["server"]),
+            epoch=epoch,
+            renewal=renewal,
+            memory=memory,
+            has_witnesses=bool(meta.get("two_phase", False)),
+        )
 
     def _hold(self, shard: Shard, meta: Mapping[str, Any]) -> None:
         self._flush_every_s = float(meta.get("flush_every_s", 0.0))
@@ -298,7 +318,8 @@ class Server:
     def _tell(self, what: str, facts: dict[str, object]) -> None:
         """Tell the coordinator of progress; it may be gone, and then this process ends too."""
         shard = self.shard
-        place = {"server": shard.server, "address": self.address}
+        assert self._view is not None
+        place = {"server": shard.server, "joined": self._view.joined[shard.server]}
         meta = {**place, "renewal": self._swept, "what": what, **facts}
         try:
             with Stream(
@@ -340,13 +361,20 @@ class Server:
         self._present(parts.unpack_slots(message))
         return Message("present")
 
-    def _gradients(self, message: Message) -> list[Gradients]:
-        dims = [arena.dim for arena in self.shard.spec.arenas]
-        return parts.unpack_gradients(message, dims)
+    @property
+    def _dims(self) -> list[int]:
+        return [arena.dim for arena in self.shard.spec.arenas]
 
-    def _stage(self, _: Caller, message: Message) -> Message:
+    def _gradients(self, message: Message) -> list[Gradients]:
+        return parts.unpack_gradients(message, self._dims)
+
+    def _stage(self, caller: Caller, message: Message) -> Message:
+        """A push's part for this server, and copies of those for others."""
         worker, number = parts.whole(message.meta["worker"]), parts.whole(message.meta["number"])
-        self.shard.stage(worker, number, self._gradients(message))
+        by_owner = parts.unpack_stage(message, self._dims)
+        own = by_owner.pop(self.shard.server, [])
+        servers = tuple(parts.whole(server) for server in message.meta["servers"])
+        self.shard.stage(worker, number, own, by_owner, servers=servers, epoch=_epoch(caller))
         return self._reply("staged", worker)
 
     def _commit(self, _: Caller, message: Message) -> Message:
@@ -367,7 +395,7 @@ class Server:
         self,
         worker: int,
         number: int,
-        gradients: Sequence[Gradients],
+        gradients: Part,
         *,
         is_resolved: bool = False,
     ) -> None:
@@ -399,22 +427,64 @@ class Server:
     def _past(self, _: Caller, message: Message) -> Message:
         return Message("past", {"applied": int(self.shard.applied_W[int(message.meta["worker"])])})
 
+    # Lost workers.
+
     def _bar(self, _: Caller, message: Message) -> Message:
-        staged, applied = self.shard.bar(int(message.meta["worker"]))
-        return Message("barred", {"staged": staged, "applied": applied})
+        return Message("barred", self.shard.bar(int(message.meta["worker"])).to_json())
+
+    def _held(self, _: Caller, message: Message) -> Message:
+        return Message("held", self.shard.held(int(message.meta["worker"])).to_json())
 
     def _resolve(self, _: Caller, message: Message) -> Message:
-        """Commit some of what a lost worker staged; drop the rest."""
-        worker = int(message.meta["worker"])
-        wanted = {int(number) for number in message.meta["commit"]}
-        for number, gradients in sorted(self.shard.staged(worker).items()):
-            if number in wanted:
-                self._change(worker, number, gradients, is_resolved=True)
-            else:
-                self.shard.drop(worker, number)
-        # Nobody could send again what this server has applied and parity lacks.
-        self.shard.wait_durable(worker, _DURABLE_S)
+        """Pushes of a worker up to a number happened; if it is lost, later ones did not.
+
+        Answers soon, whether all are applied by then or not: rows may have to be decoded first, and
+        that may have to wait until whoever asks has replaced another server.
+        """
+        worker, last = int(message.meta["worker"]), int(message.meta["last"])
+        is_lost = bool(message.meta["is_lost"])
+        self.shard.begin_resolving(worker, last, is_lost=is_lost)
+        is_over = threading.Event()
+        self._spawn(lambda: self._carry_out(worker, last, is_over), f"holdfast-resolve-{worker}")
+        is_over.wait(_RESOLVED_S if is_lost else 0)
         return Message("resolved")
+
+    def _carry_out(self, worker: int, last: int, is_over: threading.Event) -> None:
+        """Apply what a worker committed; it then goes to parity at once."""
+        shard = self.shard
+        try:
+            with self._resolving:
+                for number, part in shard.staged(worker).items():
+                    if number <= last:
+                        self._change(worker, number, part, is_resolved=True)
+            shard.wait_durable(worker, _RESOLVED_S)
+        except (StoppedError, UnavailableError):
+            pass  # this server is closing
+        except Exception as error:  # a thread's edge
+            if not self._is_closing:
+                self._tell("failed", {"error": repr(error)})
+                raise
+        finally:
+            shard.end_resolving()
+            is_over.set()
+
+    def _copies(self, _: Caller, message: Message) -> Message:
+        """What this server keeps for another."""
+        owner, workers = parts.whole(message.meta["owner"]), _workers(message)
+        return _slice("copies", self.shard.copies(owner, workers), message)
+
+    def _unsettled(self, _: Caller, message: Message) -> Message:
+        """What witnesses of this server are to keep."""
+        return _slice("unsettled", self.shard.unsettled(_workers(message)), message)
+
+    def _entrust(self, _: Caller, message: Message) -> Message:
+        given = parts.unpack_entrusted(message, self._dims)
+        self.shard.entrust(parts.whole(message.meta["owner"]), given)
+        return Message("entrusted")
+
+    def _keep(self, _: Caller, message: Message) -> Message:
+        self.shard.keep(parts.unpack_entrusted(message, self._dims))
+        return Message("kept")
 
     # Parity.
 
@@ -430,28 +500,31 @@ class Server:
                     shard.end_flush()
         except StoppedError:
             pass
+        except Exception as error:  # a thread's edge: differences would wait for ever
+            if not self._is_closing:
+                self._tell("failed", {"error": repr(error)})
+                raise
         finally:
             peers.close()
 
     def _deliver(self, peers: Peers, flush: Flush) -> None:
-        view = self._wait_for_view(None)
-        places = {receiver: view.addresses[receiver] for receiver in flush.receivers}
-        self._deliver_all(peers, places, lambda receiver: parts.pack_flush(flush, receiver))
+        made_in = self._wait_for_view(None)
+        self._deliver_all(peers, made_in, flush, lambda to: parts.pack_flush(flush, to))
         if self.shard.spec.parity_max > 1:
-            meta = {"number": flush.number}
-            self._deliver_all(peers, places, lambda _: Message("apply", meta))
+            applying = Message("apply", {"number": flush.number})
+            self._deliver_all(peers, made_in, flush, lambda _: applying)
 
     def _deliver_all(
-        self, peers: Peers, places: Mapping[int, str], make: Callable[[int], Message]
+        self, peers: Peers, made_in: View, flush: Flush, make: Callable[[int], Message]
     ) -> None:
-        """Give a message to every receiver that is still where it was."""
-        waiting = dict(places)
+        """Give a message to every receiver that is still the process it was."""
+        waiting = set(flush.receivers)
         while waiting:
             view = self._wait_for_view(None)
-            waiting = {r: place for r, place in waiting.items() if view.addresses[r] == place}
+            waiting -= view.replaced_since(made_in)
             peers.enter(view)
             answers, _ = peers.ask_all({receiver: make(receiver) for receiver in waiting})
-            waiting = {r: place for r, place in waiting.items() if r not in answers}
+            waiting -= set(answers)
             if waiting:
                 time.sleep(_RETRY_S)
 
@@ -504,6 +577,20 @@ class Server:
                 "servers": self._bytes["server"],
             },
         })  # fmt: skip
+
+
+def _slice(kind: str, found: Sequence[Entrusted], message: Message) -> Message:
+    """Parts after the one that a question names, as many as fit; whether there are more."""
+    after = tuple(message.meta["after"])
+    left = [each for each in found if (each.worker, each.number) > after]
+    first = next(slices(left), [])
+    return parts.pack_entrusted(kind, {"has_more": len(first) < len(left)}, first)
+
+
+def _workers(message: Message) -> list[int] | None:
+    """Which workers a question is about; None: all."""
+    workers = message.meta["workers"]
+    return None if workers is None else [parts.whole(worker) for worker in workers]
 
 
 def _epoch(caller: Caller) -> int:

@@ -35,22 +35,15 @@ import numpy as np
 from holdfast.cluster import slab
 from holdfast.cluster.arenashard import ArenaShard, Differences
 from holdfast.cluster.changes import SnapshotOrder
+from holdfast.cluster.commit import Held
 from holdfast.cluster.flush import Flush, Report
+from holdfast.cluster.pushes import Entrusted, Gradients, Part, Pushes
 from holdfast.cluster.reserve import Reserve
 from holdfast.cluster.spec import DIFFERENCE, GRADIENT, ClusterSpec, granules_of
-from holdfast.errors import ConflictError, DataLossError, InvalidRequestError
+from holdfast.errors import ConflictError, DataLossError, InvalidRequestError, UnavailableError
 
 _TICK_S = 0.05
 WORKERS_MAX = 256  # that a cluster sees in its life, replaced ones included
-
-
-@dataclass(frozen=True, slots=True)
-class Gradients:
-    """What a push brings for one arena: gradients of rows, by their slots here."""
-
-    arena: int
-    slots_N: np.ndarray
-    grads_ND: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +74,12 @@ class Shard:
         epoch: int,
         renewal: int = 0,
         memory: Reserve | None = None,
+        has_witnesses: bool = False,
     ) -> None:
-        """A shard with nothing in it: ``begin`` gives it first values, ``adopt`` lost ones."""
+        """A shard with nothing in it: ``begin`` gives it first values, ``adopt`` lost ones.
+
+        ``has_witnesses``: workers stage their pushes, with copies at other servers.
+        """
         self.spec = spec
         self.server = server
         self.arenas = [
@@ -91,16 +88,26 @@ class Shard:
         ]
         self._epoch = epoch
         self._renewal = renewal
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        # Wakes the thread that flushes: who waits for a flush does, not every push.
+        self._hurry = threading.Condition(lock)
+        self._is_closed = False
         self._applied_W = np.full(WORKERS_MAX, -1, np.int64)
-        self._staged: dict[tuple[int, int], Sequence[Gradients]] = {}
-        self._barred: set[int] = set()
+        self._witnesses = spec.witnesses[server] if has_witnesses else ()
+        self._wards = frozenset(
+            owner for owner, witnesses in enumerate(spec.witnesses) if server in witnesses
+        )
+        self._pushes = Pushes(is_keeping=len(self._witnesses) > 0)
+        self._resolving = 0
         # As a holder of rows: what left, and what is known to have arrived.
         self._flush: Flush | None = None
         self._next_flush = 1
         self._flushed_at = 0.0
         self._hurried = 0  # who waits for differences to leave
+        self._last_whole = 0  # the last flush that arrived with nothing held back
         self._known_GW = np.full((spec.locks, WORKERS_MAX), -1, np.int64)
+        self._told_W = np.full(WORKERS_MAX, -1, np.int64)  # witnesses, of what is known
         self._frozen: dict[str, frozenset[int]] = {}
         # As a holder of parities: what came from whom.
         self._is_ready_G = np.zeros(spec.locks, bool)
@@ -118,12 +125,14 @@ class Shard:
             arena.fill()
         self._is_ready_G[:] = True
 
-    def adopt(self, reports: Mapping[int, Report]) -> None:
-        """Take the place of a server that is lost, given what every other one knows of it."""
+    def adopt(self, reports: Mapping[int, Report], barred: Collection[int] = ()) -> None:
+        """Take the place of a server that is lost, given what every other one knows of it, and
+        which workers are lost."""
         past_SGW = np.full_like(self._marks_SGW, -1)
         for server, report in reports.items():
             past_SGW[server] = report.marks_GW
         with self._changed:
+            self._pushes.bar(barred)
             self._past_SGW = past_SGW
             self._past_W = past_SGW.max(axis=(0, 1))
             known_SGW = past_SGW[sorted(reports)]
@@ -133,12 +142,30 @@ class Shard:
             newest = (max(r.flushed, r.kept or 0) for r in reports.values())
             self._next_flush = 1 + max(newest, default=0)
 
-    def resume(self, applied: Sequence[int], barred: Iterable[int]) -> None:
+    def resume(self, applied: Sequence[int], barred: Collection[int]) -> None:
         """Rows are loaded from a checkpoint: pushes up to these are in them. Parities follow."""
         with self._changed:
             self._applied_W[: len(applied)] = applied
             self._known_GW[:] = self._applied_W
-            self._barred.update(barred)
+            self._pushes.bar(barred)
+
+    def close(self) -> None:
+        """Whoever waits for something here waits no longer."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+            self._hurry.notify_all()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether its server is closing."""
+        return self._is_closed
+
+    def _wait(self, timeout_s: float | None = None) -> None:
+        """Until something changes; the lock is held."""
+        if self._is_closed:
+            raise UnavailableError("this server is closing")
+        self._changed.wait(timeout_s)
 
     # The epoch: which members a shard believes in.
 
@@ -152,6 +179,7 @@ class Shard:
             if epoch > self._epoch:
                 self._epoch = epoch
                 self._frozen.clear()
+                self._hurry.notify_all()
             if renewal is not None and renewal.number > self._renewal:
                 self._renewal = renewal.number
                 self._is_ready_G[:] = False
@@ -159,6 +187,7 @@ class Shard:
                 for server in renewal.servers:
                     self._flushed_S[server] = 0  # its place is taken by one that begins anew
                     self._kept.pop(server, None)
+                    self._pushes.forget_copies(server)
             self._changed.notify_all()
 
     @property
@@ -195,35 +224,109 @@ class Shard:
             self.counts["rows_pulled"] += sum(len(slots_N) for _, slots_N in wants)
             return [self._arena(arena).pull(slots_N) for arena, slots_N in wants]
 
-    def stage(self, worker: int, number: int, parts: Sequence[Gradients]) -> None:
-        """Keep a push until it is committed or dropped."""
-        self._check_push(worker, parts)
+    def stage(
+        self,
+        worker: int,
+        number: int,
+        part: Part,
+        copies: Mapping[int, Part] | None = None,
+        *,
+        servers: tuple[int, ...] = (),
+        epoch: int | None = None,
+    ) -> None:
+        """Keep a push until it is committed or dropped; and copies of others' parts of it.
+        ``servers`` are all that have a part of it.
+
+        Raises:
+            ConflictError: its worker is taken for lost, or is of an older epoch: a witness that is
+                new in this one would have no copy.
+        """
+        self._check_push(worker, part)
         with self._changed:
-            self._check_heard(worker)
-            if number > self._applied_W[worker]:
-                self._staged[worker, number] = parts
+            self._pushes.check_heard(worker)
+            if epoch is not None:
+                self._check_epoch(epoch)
+            self._check_wards(copies or ())
+            if part and number > self._applied_W[worker]:
+                self._pushes.put(Entrusted(worker, number, part, servers))
+            for owner, copy in (copies or {}).items():
+                self._pushes.witness(owner, Entrusted(worker, number, copy, servers))
 
-    def _check_heard(self, worker: int) -> None:
-        if worker in self._barred:
-            raise ConflictError("this worker was taken for lost", worker=worker)
+    def _check_wards(self, owners: Iterable[int]) -> None:
+        for owner in owners:
+            if owner not in self._wards:
+                raise InvalidRequestError("this server is no witness of that one", owner=owner)
 
-    def bar(self, worker: int) -> tuple[list[int], int]:
-        """Hear nothing more of a worker that is lost: what it staged, and its last applied push."""
+    def staged(self, worker: int) -> dict[int, Part]:
+        """A worker's parts that are here and not applied: staged by it, or given by witnesses."""
+        with self._changed:
+            found = self._pushes.find(worker, after=int(self._applied_W[worker]))
+            return {number: push.part for number, push in found.items()}
+
+    # Lost workers, and servers that only they could have told.
+
+    def bar(self, worker: int) -> Held:
+        """Hear nothing more of a worker that is lost: what there is of its pushes here."""
+        with self._changed:
+            held = self.held(worker)
+            self._pushes.bar([worker])
+            return held
+
+    def held(self, worker: int) -> Held:
+        """What there is of a worker's pushes here."""
         self._check_worker(worker)
         with self._changed:
-            self._barred.add(worker)
-            staged = sorted(n for w, n in self._staged if w == worker)
-            return staged, int(self._applied_W[worker])
+            applied = int(self._applied_W[worker])
+            return Held(
+                staged=tuple(self._pushes.find(worker, after=applied)),
+                applied=applied,
+                seen=max(applied, int(self._past_W[worker])),
+                copies=self._pushes.copied(worker),
+                servers=self._pushes.servers(worker),
+            )
 
-    def staged(self, worker: int) -> dict[int, Sequence[Gradients]]:
-        """What a worker staged and did not commit."""
+    def begin_resolving(self, worker: int, last: int, *, is_lost: bool = True) -> None:
+        """Pushes of a worker up to ``last`` happened; if it is lost, later ones did not. Nothing
+        counts as drained until ``end_resolving``."""
+        self._check_worker(worker)
         with self._changed:
-            return {n: parts for (w, n), parts in self._staged.items() if w == worker}
+            if is_lost:
+                self._pushes.bar([worker])
+                self._pushes.drop(worker, after=last)
+            self._resolving += 1
 
-    def drop(self, worker: int, number: int) -> bool:
-        """Forget a staged push; whether there was one."""
+    def end_resolving(self) -> None:
+        """What was to be applied is."""
         with self._changed:
-            return self._staged.pop((worker, number), None) is not None
+            self._resolving -= 1
+            self._changed.notify_all()
+
+    def copies(self, owner: int, workers: Collection[int] | None = None) -> list[Entrusted]:
+        """Copies of a server's parts of some workers' pushes that are kept here."""
+        with self._changed:
+            return self._pushes.copies(owner, workers)
+
+    def unsettled(self, workers: Collection[int] | None = None) -> list[Entrusted]:
+        """Parts of some workers' pushes that are here, and not known to be at parity."""
+        with self._changed:
+            return self._pushes.unsettled(workers)
+
+    def keep(self, given: Sequence[Entrusted]) -> None:
+        """Stage what a lost server, whose place this one has, had of pushes."""
+        for each in given:
+            self._check_push(each.worker, each.part)
+        with self._changed:
+            for each in given:
+                if each.number > self._applied_W[each.worker]:
+                    self._pushes.put(each)
+
+    def entrust(self, owner: int, given: Iterable[Entrusted]) -> None:
+        """Keep copies of a server's parts."""
+        with self._changed:
+            self._check_wards([owner])
+            for each in given:
+                self._check_worker(each.worker)
+                self._pushes.witness(owner, each)
 
     def _check_push(self, worker: int, parts: Sequence[Gradients]) -> None:
         self._check_worker(worker)
@@ -249,18 +352,18 @@ class Shard:
         """
         self._check_push(worker, parts)
         with self._changed:
-            if not is_resolved:
-                self._check_heard(worker)
-            self._staged.pop((worker, number), None)
             while number > self._applied_W[worker]:
+                if not is_resolved:  # again after each wait: it may have been taken for lost
+                    self._pushes.check_heard(worker)
                 wanted = [self._wanted(worker, number, part) for part in parts]
                 if not self._has_room(wanted):
                     with self._hurrying():
-                        self._changed.wait()
+                        self._wait()
                     continue
                 for part in wanted:
                     self.arenas[part.arena].update(part.slots_N, part.grads_ND)
                 self._applied_W[worker] = number
+                self._pushes.apply(Entrusted(worker, number, parts))
                 self.counts["rows_updated"] += sum(len(part.slots_N) for part in wanted)
                 self._changed.notify_all()
                 return True
@@ -275,7 +378,7 @@ class Shard:
         with self._changed:
             with self._hurrying():
                 while not self._has_room(parts):
-                    self._changed.wait()
+                    self._wait()
             for part in parts:
                 self.arenas[part.arena].assign(part.slots_N, part.grads_ND)
             self._changed.notify_all()
@@ -360,32 +463,46 @@ class Shard:
         waits for one.
         """
         with self._changed:
-            if self._frozen or not self._has_news():
-                self._changed.wait(timeout_s)
-            while self._hurried == 0 and self._has_news():
+            if (self._frozen or not self._has_news()) and not self._is_closed:
+                self._hurry.wait(timeout_s)
+            while self._hurried == 0 and not self._is_closed:
                 left_s = self._flushed_at + every_s - time.monotonic()
                 if left_s <= 0:
                     return
-                self._changed.wait(left_s)
+                self._hurry.wait(left_s)
 
     @contextlib.contextmanager
     def _hurrying(self) -> Iterator[None]:
         """Differences leave at once while the block runs; the lock is held."""
         self._hurried += 1
-        self._changed.notify_all()
+        self._hurry.notify_all()
         try:
             yield
         finally:
             self._hurried -= 1
 
     def _has_news(self) -> bool:
-        return self.waiting() > 0 or bool((self._applied_W > self._known_GW.min(axis=0)).any())
+        if self.waiting() > 0:
+            return True
+        known_W = self._known_GW.min(axis=0)
+        is_untold = len(self._witnesses) > 0 and bool((known_W > self._told_W).any())
+        return is_untold or bool((self._applied_W > known_W).any())
 
     def wait_until_drained(self) -> None:
-        """Return when no difference waits or is on its way."""
+        """Return when all differences that wait now, or are on their way, have arrived. Those of
+        later pushes may wait: others go on pushing."""
         with self._changed, self._hurrying():
-            while self._flush is not None or self.waiting():
-                self._changed.wait(_TICK_S)
+            applied_W, after = self._applied_W.copy(), self._next_flush
+            while not self._is_drained(applied_W, after):
+                self._wait(_TICK_S)
+
+    def _is_drained(self, applied_W: np.ndarray, after: int) -> bool:
+        if self._resolving:
+            return False
+        if self._flush is None and not self.waiting():
+            return True
+        is_durable = bool((self.durable_W() >= applied_W).all())
+        return is_durable and self._last_whole >= after  # assigned rows have no numbers
 
     def wait_durable(self, worker: int, timeout_s: float) -> None:
         """Return when what a worker pushed is at parity, or after a while."""
@@ -395,7 +512,7 @@ class Shard:
                 left_s = ends_at - time.monotonic()
                 if left_s <= 0:
                     return
-                self._changed.wait(min(left_s, _TICK_S))
+                self._wait(min(left_s, _TICK_S))
 
     def begin_flush(self) -> Flush | None:
         """Differences that may leave; None if none wait. One flush at a time."""
@@ -408,12 +525,15 @@ class Shard:
             for arena in self.arenas:
                 for server, found in arena.take(frozen).items():
                     parts.setdefault(server, []).extend(found)
+            for witness in self._witnesses:
+                parts.setdefault(witness, [])
             self._flush = Flush(
                 self._next_flush,
                 self._applied_W.copy(),
                 tuple(sorted(frozen)),
                 tuple(sorted(parts)),
                 {server: tuple(each) for server, each in parts.items()},
+                self._known_GW.min(axis=0),
             )
             self._next_flush += 1
             return self._flush
@@ -426,8 +546,13 @@ class Shard:
             is_open_G = np.ones(self.spec.locks, bool)
             is_open_G[list(flush.frozen)] = False
             self._known_GW[is_open_G] = np.maximum(self._known_GW[is_open_G], flush.marks_W)
+            self._told_W = flush.durable_W
+            self._pushes.forget(self._applied_W, self._known_GW.min(axis=0))
+            if not flush.frozen:
+                self._last_whole = flush.number
             self._flush = None
-            self._flushed_at = time.monotonic()
+            if is_open_G.any():  # else nothing could leave, and the next flush must not wait for it
+                self._flushed_at = time.monotonic()
             self.counts["flushes"] += 1
             self.counts["differences"] += flush.rows
             self.counts["difference_bytes"] += flush.bytes_of(DIFFERENCE)
@@ -446,9 +571,10 @@ class Shard:
         with self._changed:
             self._check_epoch(epoch)
             self._check_server(source)
+            self._check_flush(flush)
+            self._pushes.forget_copies(source, flush.durable_W)
             if flush.number <= self._flushed_S[source]:
                 return
-            self._check_flush(flush)
             self._kept[source] = flush
             if self.spec.parity_max <= 1:
                 self._apply(source)
@@ -524,7 +650,7 @@ class Shard:
             self._check_epoch(epoch)
             self._frozen[ticket] = frozenset(granules)
             while self._flush is not None:
-                self._changed.wait()
+                self._wait()
                 self._check_epoch(epoch)
             marks_GW: np.ndarray = self._known_GW[list(granules)]
             return marks_GW
@@ -534,6 +660,7 @@ class Shard:
         with self._changed:
             self._frozen.pop(ticket, None)
             self._changed.notify_all()
+            self._hurry.notify_all()  # what was held back may leave
 
     def fetch(
         self, ticket: str, arena: int, slots_N: np.ndarray, parities_N: np.ndarray

@@ -12,7 +12,7 @@ Not here: where servers run (engine.py, view.py), rows themselves (shard.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -231,6 +231,34 @@ class ClusterSpec:
     def parity_max(self) -> int:
         """Parity rows of a stripe, where it has the most."""
         return max(table.placement.parity for table in self.tables)
+
+    def can_decode(self, lacking: Collection[int]) -> bool:
+        """Whether every row of servers that lack something can be decoded without them: in no group
+        of a table are there more of them than parities.
+
+        >>> apart = TableSpec("users", 9, 2, Placement(6, data=2, parity=1, groups=2))
+        >>> spec = ClusterSpec((apart,))
+        >>> spec.can_decode({0, 3}), spec.can_decode({0, 1})
+        (True, False)
+        """
+        return all(
+            sum(server in around for server in lacking) <= table.losses_max
+            for table in self.tables
+            for around in table.placement.group_servers()
+        )
+
+    @cached_property
+    def witnesses(self) -> tuple[tuple[int, ...], ...]:
+        """For each server those that keep copies of its parts of pushes, as many as its losses that
+        can be decoded: with it and all of them lost, rows would be gone anyway."""
+        coded = [table for table in self.tables if not table.is_held]
+        tightest = min(coded or self.tables, key=lambda table: table.losses_max)
+        count = tightest.losses_max if coded else 0
+        return tuple(
+            tuple(around[(at + 1 + turn) % len(around)] for turn in range(count))
+            for around in tightest.placement.group_servers()
+            for at in range(len(around))
+        )
 
     @cached_property
     def index(self) -> dict[str, int]:

@@ -31,7 +31,7 @@ from holdfast.checkpoint import commit as catalogs
 from holdfast.checkpoint.catalog import Catalog, SegmentEntry
 from holdfast.checkpoint.codec import Codec
 from holdfast.checkpoint.fetch import SegmentReader, check_frames
-from holdfast.checkpoint.object import Extent, ObjectBuilder
+from holdfast.checkpoint.object import ObjectBuilder
 from holdfast.checkpoint.segment import Segment, encode_segment
 from holdfast.checkpoint.writer import store_segment
 from holdfast.cluster.arena import PlacedTable
@@ -117,19 +117,6 @@ def codecs_to_json(codecs: Codecs) -> dict[str, Any]:
 def codecs_from_json(value: Mapping[str, Any]) -> Codecs:
     """What ``codecs_to_json`` wrote."""
     return {name: [Codec(**codec) for codec in each] for name, each in value.items()}
-
-
-def entry_to_json(entry: SegmentEntry) -> list[Any]:
-    """A new segment as plain values for a message."""
-    extent = entry.extent
-    return [entry.table, entry.born, entry.rows, entry.first, entry.last,
-            extent.object, extent.offset, extent.bytes, extent.checksum]  # fmt: skip
-
-
-def entry_from_json(value: Sequence[Any]) -> SegmentEntry:
-    """What ``entry_to_json`` wrote."""
-    table, born, rows, first, last, *extent = value
-    return SegmentEntry(table, born, None, rows, first, last, Extent(*extent))
 
 
 # Rows out.

@@ -219,11 +219,14 @@ class SlabSweep:
                 if size:
                     with contextlib.suppress(UnavailableError):
                         offered[server] = Offer((_AHEAD + 1) * _pages(size + size // 16))
-            answers = self._freezer.ask(
-                {server: Message("handover", offer.to_json()) for server, offer in offered.items()}
-            )
+            try:
+                answers = self._freezer.ask(
+                    {s: Message("handover", offer.to_json()) for s, offer in offered.items()}
+                )
+            finally:  # who has opened it has it; else nobody is to, and it must not stay open
+                for offer in offered.values():
+                    offer.withdraw()
             for server, offer in offered.items():
-                offer.withdraw()
                 if answers[server].meta["is_here"]:
                     self._offers[server] = offer
         return self._offers

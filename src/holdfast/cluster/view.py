@@ -3,6 +3,9 @@
 An epoch is one set of members. Everyone speaks in an epoch, and nobody listens to an older one, so
 that a server taken for dead cannot be heard any more. What members lack changes within an epoch.
 
+A process is known by its server and the epoch in which it took that place, never by its address
+alone: a replacement may listen on the very port of the process that was lost.
+
 Not here: who decides (coordinator.py).
 """
 
@@ -25,6 +28,14 @@ class View:
     lacks_rows: frozenset[int] = frozenset()
     lacks_parities: frozenset[int] = frozenset()
     version: int = 0
+    joined: tuple[int, ...] = ()
+    """The epoch in which each server's process took its place; all in the first, if not told."""
+
+    def __post_init__(self) -> None:
+        if not self.joined:
+            object.__setattr__(self, "joined", (self.epoch,) * len(self.addresses))
+        if len(self.joined) != len(self.addresses):
+            raise InvalidRequestError("a view says of every server since when it is one")
 
     @property
     def lacking(self) -> frozenset[int]:
@@ -43,6 +54,22 @@ class View:
             lacks_rows=self.lacks_rows | lost,
             lacks_parities=self.lacks_parities | lost,
             version=self.version + epoch - self.epoch,
+            joined=tuple(
+                epoch if server in lost else since for server, since in enumerate(self.joined)
+            ),
+        )
+
+    def replaced_since(self, older: View) -> frozenset[int]:
+        """Servers that are another process now than in an older view.
+
+        >>> view = View(1, ("a:1", "b:2"))
+        >>> sorted(view.replacing({1: "b:2"}, epoch=2).replaced_since(view))
+        [1]
+        """
+        return frozenset(
+            server
+            for server, (now, before) in enumerate(zip(self.joined, older.joined, strict=True))
+            if now != before
         )
 
     def with_rows(self, server: int) -> View:
@@ -65,6 +92,7 @@ class View:
             "lacks_rows": sorted(self.lacks_rows),
             "lacks_parities": sorted(self.lacks_parities),
             "version": self.version,
+            "joined": list(self.joined),
         }
 
     @classmethod
@@ -82,6 +110,7 @@ class View:
                 lacks_rows=frozenset(int(server) for server in value["lacks_rows"]),
                 lacks_parities=frozenset(int(server) for server in value["lacks_parities"]),
                 version=int(value["version"]),
+                joined=tuple(int(epoch) for epoch in value["joined"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidRequestError("not a view of a cluster") from error

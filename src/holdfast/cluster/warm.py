@@ -12,7 +12,8 @@ import numpy as np
 
 from holdfast.cluster import decode, slab
 from holdfast.cluster.arenashard import fold_rows
-from holdfast.cluster.shard import Gradients, Shard
+from holdfast.cluster.pushes import Gradients
+from holdfast.cluster.shard import Shard
 from holdfast.cluster.spec import DIFFERENCE, GRADIENT, ClusterSpec, Optimizer, TableSpec
 from holdfast.placement import Placement
 

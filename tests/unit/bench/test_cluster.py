@@ -37,7 +37,8 @@ from holdfast.bench.clustertrainer import (
     worker_cpu,
 )
 from holdfast.cluster.arenashard import ArenaShard
-from holdfast.cluster.shard import Gradients, Shard
+from holdfast.cluster.pushes import Gradients
+from holdfast.cluster.shard import Shard
 from holdfast.cluster.spec import DIFFERENCE, GRADIENT
 from holdfast.errors import DataLossError, InvalidRequestError, UnavailableError
 from holdfast.recsys.clustertrain import BatchTold, Workload

@@ -88,6 +88,7 @@ def test_what_cannot_be_decoded_comes_from_the_last_checkpoint(
     assert "checkpoints here already" in data["error"]["message"]
 
 
+@pytest.mark.xdist_group("ray")
 def test_a_cluster_of_ray_processes_trains_and_loses_a_server(call) -> None:
     code, data, _ = call(
         *SMALL, "--engine", "ray", "--strategy", "ecrec", "--steps", 60, "--kill", "1@0.4",

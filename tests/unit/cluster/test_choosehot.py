@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.cluster.choosehot import choose_hot
-from holdfast.cluster.shard import Gradients, Shard
+from holdfast.cluster.pushes import Gradients
+from holdfast.cluster.shard import Shard
 from holdfast.cluster.spec import ClusterSpec, Optimizer, TableSpec
 from holdfast.errors import InvalidRequestError
 from holdfast.placement import Placement

@@ -11,7 +11,8 @@ from holdfast.cluster import message, parts
 from holdfast.cluster.arenashard import Differences
 from holdfast.cluster.flush import Flush
 from holdfast.cluster.message import Message
-from holdfast.cluster.shard import WORKERS_MAX, Gradients
+from holdfast.cluster.pushes import Entrusted, Gradients
+from holdfast.cluster.shard import WORKERS_MAX
 from holdfast.errors import InvalidRequestError
 
 DIMS = (3, 1, 4)
@@ -83,11 +84,13 @@ def test_flushes_come_back_to_the_bit(
     )
     marks_W = np.full(WORKERS_MAX, -1, np.int64)
     marks_W[list(marks)] = list(marks.values())
-    flush = Flush(9, marks_W, (0, 3), (2, 4), {2: found, 4: found[:1]})
+    durable_W = np.maximum(marks_W - 2, -1)
+    flush = Flush(9, marks_W, (0, 3), (2, 4), {2: found, 4: found[:1]}, durable_W)
     assert flush.rows == sum(count for _, count in sizes) + sizes[0][1]
     back = parts.unpack_flush(travelled(parts.pack_flush(flush, 2)), 2)
     assert (back.number, back.frozen, back.receivers) == (9, (0, 3), (2, 4))
     np.testing.assert_array_equal(back.marks_W, marks_W)
+    np.testing.assert_array_equal(back.durable_W, durable_W)
     assert list(back.parts) == [2]
     for part, expected in zip(back.parts[2], found, strict=True):
         assert part.arena == expected.arena
@@ -105,7 +108,8 @@ def test_differences_and_gradients_travel_together_to_the_bit() -> None:
         Differences(0, slots(rng, 5), np.zeros(5, np.uint8), grads_KD, "gradient"),
         Differences(0, slots(rng, 3), np.zeros(3, np.uint8), words_KW),
     )
-    flush = Flush(1, np.full(WORKERS_MAX, -1, np.int64), (), (0,), {0: found})
+    marks_W = np.full(WORKERS_MAX, -1, np.int64)
+    flush = Flush(1, marks_W, (), (0,), {0: found}, marks_W)
     assert flush.bytes_of("gradient") == found[0].bytes == 5 * (8 + 1 + 8)
     assert flush.bytes_of("difference") == found[1].bytes == 3 * (8 + 1 + 28)
     back = parts.unpack_flush(travelled(parts.pack_flush(flush, 0)), 0).parts[0]
@@ -119,7 +123,7 @@ def test_differences_and_gradients_travel_together_to_the_bit() -> None:
 @pytest.mark.parametrize("kind", ["", "record", None, 1, ["gradient"], {}])
 def test_parts_of_an_unknown_kind_are_refused(kind: Any) -> None:
     meta = {"number": 1, "frozen": [], "receivers": [0], "arenas": [[0, 4, 2, kind]]}
-    arrays = (np.zeros(1, np.int64), ROWS, ROWS.astype(np.uint8), np.ones(8, np.uint32))
+    arrays = (np.zeros((2, 1), np.int64), ROWS, ROWS.astype(np.uint8), np.ones(8, np.uint32))
     with pytest.raises(InvalidRequestError):
         parts.unpack_flush(Message("fold", meta, arrays), 0)
 
@@ -171,9 +175,33 @@ def test_gradients_are_float32(dtype: Any) -> None:
 )
 def test_counts_that_disagree_with_differences_are_refused(arenas: list[list[int]]) -> None:
     meta = {"number": 1, "frozen": [], "receivers": [0], "arenas": arenas}
-    arrays = (np.zeros(1, np.int64), ROWS, ROWS.astype(np.uint8), np.ones(8, np.uint32))
+    arrays = (np.zeros((2, 1), np.int64), ROWS, ROWS.astype(np.uint8), np.ones(8, np.uint32))
     with pytest.raises(InvalidRequestError):
         parts.unpack_flush(Message("fold", meta, arrays), 0)
+
+
+def test_parts_of_pushes_travel_to_the_bit() -> None:
+    rng = np.random.default_rng(1)
+    given = [
+        Entrusted(worker, number, [
+            Gradients(arena, slots(rng, count), rng.standard_normal((count, DIMS[arena]), "f4"))
+            for arena, count in sizes
+        ])
+        for worker, number, sizes in ((3, 7, ((0, 4), (1, 2))), (3, 8, ()), (0, 0, ((1, 0),)))
+    ]  # fmt: skip
+    sent = travelled(parts.pack_entrusted("resolve", {"worker": 3}, given))
+    back = parts.unpack_entrusted(sent, DIMS)
+    staged = parts.unpack_stage(
+        travelled(parts.pack_stage(3, 7, {at: each.part for at, each in enumerate(given)})), DIMS
+    )
+    assert sent.meta["worker"] == 3 and list(staged) == [0, 1, 2]
+    for each, expected, part in zip(back, given, staged.values(), strict=True):
+        assert (each.worker, each.number) == (expected.worker, expected.number)
+        for found in (each.part, part):
+            for some, other in zip(found, expected.part, strict=True):
+                assert some.arena == other.arena
+                np.testing.assert_array_equal(some.slots_N, other.slots_N)
+                np.testing.assert_array_equal(some.grads_ND, other.grads_ND)
 
 
 def test_arrays_of_no_request_flatten_to_nothing() -> None:

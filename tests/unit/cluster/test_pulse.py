@@ -13,7 +13,8 @@ from holdfast.cluster.pulse import Pulse
 from holdfast.cluster.wire import Listener, Stream
 from tests.cluster.roles import TOKEN, answer
 
-LONG_S = 20
+LONG_S = 60
+PATIENT_S = 2.5  # of a pulse: a busy machine answers late
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def reports() -> queue.Queue[str]:
 
 def test_a_stopped_process_is_reported_once(engine: LocalEngine, reports: queue.Queue[str]) -> None:
     process = engine.start("echo", "e0", {"token": TOKEN})
-    with Pulse(process.address, TOKEN, on_silent=reports.put) as pulse:
+    with Pulse(process.address, TOKEN, deadline_s=PATIENT_S, on_silent=reports.put) as pulse:
         with pytest.raises(queue.Empty):
             reports.get(timeout=0.3)
         os.kill(process.pid, signal.SIGSTOP)
@@ -55,16 +56,16 @@ def test_a_busy_handler_does_not_look_dead(
     process = engine.start("echo", "e0", {"token": TOKEN})
     with (
         Stream(process.address, token=TOKEN, name="w0", deadline_s=LONG_S) as stream,
-        Pulse(process.address, TOKEN, deadline_s=1.0, on_silent=reports.put),
+        Pulse(process.address, TOKEN, deadline_s=PATIENT_S, on_silent=reports.put),
     ):
-        assert stream.ask(Message(kind, {"s": 1.6})).kind == kind
+        assert stream.ask(Message(kind, {"s": PATIENT_S + 0.5})).kind == kind
     assert reports.empty()
 
 
 def test_a_new_epoch_does_not_look_dead(reports: queue.Queue[str]) -> None:
     with (
         Listener(answer, token=TOKEN) as listener,
-        Pulse(listener.address, TOKEN, every_s=0.01, on_silent=reports.put),
+        Pulse(listener.address, TOKEN, every_s=0.01, deadline_s=LONG_S, on_silent=reports.put),
     ):
         listener.epoch = 5
         with pytest.raises(queue.Empty):
@@ -73,7 +74,7 @@ def test_a_new_epoch_does_not_look_dead(reports: queue.Queue[str]) -> None:
 
 def test_nothing_is_reported_after_close(reports: queue.Queue[str]) -> None:
     with Listener(answer, token=TOKEN) as listener:
-        pulse = Pulse(listener.address, TOKEN, on_silent=reports.put)
+        pulse = Pulse(listener.address, TOKEN, deadline_s=LONG_S, on_silent=reports.put)
         pulse.close()
     assert reports.empty()
     assert not [t for t in threading.enumerate() if t.name.startswith("holdfast-pulse")]

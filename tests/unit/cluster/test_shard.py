@@ -3,15 +3,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 
 from holdfast.cluster.flush import Flush, Report, choose_settlement
-from holdfast.cluster.shard import WORKERS_MAX, Gradients, Shard
+from holdfast.cluster.pushes import Entrusted, Gradients
+from holdfast.cluster.shard import WORKERS_MAX, Shard
 from holdfast.cluster.spec import ClusterSpec, Optimizer, TableSpec
-from holdfast.errors import ConflictError, HoldfastError, InvalidRequestError
+from holdfast.errors import ConflictError, HoldfastError, InvalidRequestError, UnavailableError
 from holdfast.placement import Placement
 
 SGD = Optimizer("sgd", lr=1.0)
@@ -72,16 +74,88 @@ def test_a_staged_push_changes_nothing_until_it_is_pushed() -> None:
 def test_a_dropped_push_is_forgotten() -> None:
     shard = begun(ONE)
     shard.stage(2, 4, gradients([1]))
-    assert shard.drop(2, 4)
-    assert not shard.drop(2, 4)
-    assert shard.staged(2) == {}
+    shard.stage(2, 5, gradients([1]), {2: gradients([0])})
+    shard.begin_resolving(2, 4)
+    assert list(shard.staged(2)) == [4]
+    assert shard.copies(2, [2]) == []
+
+
+# Parts that parity may lack, and copies of others'.
+
+
+def witnessed(spec: ClusterSpec, server: int = 0) -> Shard:
+    shard = Shard(spec, server, epoch=1, has_witnesses=True)
+    shard.begin()
+    return shard
+
+
+def numbers(given: list[Entrusted]) -> list[tuple[int, int]]:
+    return [(each.worker, each.number) for each in given]
+
+
+def test_a_part_is_kept_until_parity_has_it_and_its_copy_until_witnesses_hear_of_that() -> None:
+    owner, witness = witnessed(ONE), witnessed(ONE, 1)
+    assert ONE.witnesses == ((1,), (2,), (0,))
+    for number in range(2):
+        owner.stage(0, number, gradients([number]))
+        witness.stage(0, number, [], {0: gradients([number])})
+    assert numbers(owner.unsettled([0])) == [(0, 0), (0, 1)]
+    owner.push(0, 0, owner.staged(0)[0])
+    assert list(owner.staged(0)) == [1]
+    assert numbers(owner.unsettled([0])) == [(0, 0), (0, 1)]  # applied, and parity lacks it
+    first = flushed(owner)
+    witness.fold(0, first, epoch=1)
+    assert numbers(witness.copies(0, [0])) == [(0, 0), (0, 1)]  # others may not have it yet
+    owner.end_flush()
+    assert numbers(owner.unsettled([0])) == [(0, 1)]
+    second = flushed(owner)  # though no difference waits
+    assert second.receivers == (1,) and second.rows == 0
+    witness.fold(0, second, epoch=1)
+    owner.end_flush()
+    assert numbers(witness.copies(0, [0])) == [(0, 1)]
+    assert owner.begin_flush() is None
+
+
+def test_copies_are_given_by_worker_and_in_order() -> None:
+    witness = witnessed(TWO, 2)
+    assert TWO.witnesses[0] == (1, 2) and TWO.witnesses[4] == (0, 1)
+    for worker, number in ((3, 1), (1, 5), (3, 0)):
+        witness.stage(worker, number, [], {0: gradients([0]), 1: gradients([1])})
+    assert numbers(witness.copies(0, [3, 7])) == [(3, 0), (3, 1)]
+    assert witness.bar(3).copies == {0: [0, 1], 1: [0, 1]}
+    with pytest.raises(InvalidRequestError, match="no witness"):
+        witness.stage(0, 0, [], {3: gradients([0])})
+    with pytest.raises(InvalidRequestError, match="no witness"):
+        witness.entrust(2, [])
+
+
+def test_what_a_lost_worker_committed_is_applied_to_a_server_that_lacks_it() -> None:
+    shard = witnessed(ONE)
+    given = [Entrusted(0, number, gradients([number])) for number in range(3)]
+    shard.push(0, 0, gradients([0]))
+    shard.keep(given)
+    shard.begin_resolving(0, 1)
+    assert list(shard.staged(0)) == [1]  # the first is here, the last never happened
+    drained = started(shard.wait_until_drained)
+    flushed(shard)
+    shard.end_flush()
+    drained.join(0.05)
+    assert drained.is_alive()  # more will be applied
+    shard.push(0, 1, shard.staged(0)[1], is_resolved=True)
+    shard.end_resolving()
+    flushed(shard)
+    shard.end_flush()
+    drained.join(20)
+    assert not drained.is_alive()
+    assert shard.pull([(0, np.arange(3))])[0][:, 0].tolist() == [-1, -1, 0]
 
 
 def test_a_worker_taken_for_lost_is_not_heard_any_more() -> None:
     shard = begun(ONE)
     shard.push(0, 0, gradients([0]))
     shard.stage(0, 1, gradients([0]))
-    assert shard.bar(0) == ([1], 0)
+    held = shard.bar(0)
+    assert (list(held.staged), held.applied) == ([1], 0)
     for speak in (
         lambda: shard.stage(0, 2, gradients([0])),
         lambda: shard.push(0, 2, gradients([0])),
@@ -130,6 +204,75 @@ def test_a_push_waits_while_too_many_differences_wait() -> None:
     assert not pushing.is_alive()
     assert shard_flush.marks_W[0] == 0
     assert shard.applied_W[0] == 1
+
+
+def test_a_push_that_waits_for_room_is_not_applied_once_its_worker_is_taken_for_lost() -> None:
+    shard = begun(ONE)
+    shard.push(1, 0, gradients([0, 1]))
+    shard.stage(0, 0, gradients([2, 3]))
+    raised: list[BaseException] = []
+
+    def commit() -> None:
+        try:
+            shard.push(0, 0, shard.staged(0)[0])
+        except ConflictError as error:
+            raised.append(error)
+
+    committing = started(commit)
+    committing.join(0.05)
+    assert committing.is_alive()
+    held = shard.bar(0)
+    assert (list(held.staged), held.applied) == ([0], -1)  # what waits is still staged
+    shard.begin_resolving(0, -1)
+    flushed(shard)
+    shard.end_flush()
+    committing.join(20)
+    assert len(raised) == 1 and "taken for lost" in str(raised[0])
+    assert shard.applied_W[0] == -1
+    assert not shard.pull([(0, np.array([2, 3]))])[0].any()
+
+
+def test_whoever_waits_at_a_shard_that_closes_waits_no_longer() -> None:
+    shard = begun(ONE)
+    shard.push(0, 0, gradients([0, 1]))
+    raised: list[BaseException] = []
+
+    def waiting(work: Callable[[], object]) -> Callable[[], None]:
+        def run() -> None:
+            try:
+                work()
+            except UnavailableError as error:
+                raised.append(error)
+
+        return run
+
+    threads = [
+        started(waiting(lambda: shard.push(0, 1, gradients([2, 3])))),
+        started(waiting(shard.wait_until_drained)),
+    ]
+    for thread in threads:
+        thread.join(0.05)
+        assert thread.is_alive()
+    shard.close()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert len(raised) == 2
+
+
+def test_draining_does_not_wait_for_pushes_that_come_later() -> None:
+    shard = begun(TWO)
+    shard.push(0, 0, gradients([0]))
+    draining = started(shard.wait_until_drained)
+    while not shard._hurried:  # it has not begun to wait
+        time.sleep(0.001)
+    flushed(shard)
+    shard.push(0, 1, gradients([1]))
+    assert draining.is_alive()
+    shard.end_flush()
+    draining.join(20)
+    assert not draining.is_alive()
+    assert shard.waiting() > 0
 
 
 def test_while_ranges_are_frozen_no_push_waits() -> None:

@@ -15,10 +15,12 @@ from holdfast.checkpoint import commit as catalogs
 from holdfast.checkpoint.catalog import BASE, DELTA, Catalog, CheckpointEntry
 from holdfast.checkpoint.codec import parse_codec
 from holdfast.checkpoint.object import Extent
+from holdfast.checkpoint.part import entry_from_json, entry_to_json
 from holdfast.cluster import store
 from holdfast.cluster.changes import SINCE_BASE, Changes, SnapshotOrder
 from holdfast.cluster.keeper import Job
-from holdfast.cluster.shard import Copied, Gradients, Shard
+from holdfast.cluster.pushes import Gradients
+from holdfast.cluster.shard import Copied, Shard
 from holdfast.cluster.spec import ClusterSpec, Optimizer, TableSpec
 from holdfast.errors import (
     ConflictError,
@@ -295,7 +297,7 @@ def test_a_schema_has_one_column_for_each_kind_of_state(optimizer: str) -> None:
 def test_what_goes_through_messages_comes_out_as_it_was(run: Run) -> None:
     run.add(0, BASE)
     for entry in run.catalog.segments:
-        assert store.entry_from_json(store.entry_to_json(entry)) == entry
+        assert entry_from_json(entry_to_json(entry)) == entry
     loading = run.loading(0)
     assert store.Loading.from_json(loading.to_json()) == loading
     codecs = {"users": [parse_codec("adaptive4"), parse_codec("log8")]}

@@ -303,7 +303,7 @@ def test_a_stopped_process_blocks_neither_sending_nor_connecting_for_ever(
     engine: LocalEngine,
 ) -> None:
     process = engine.start("echo", "e0", {"token": TOKEN})
-    with Stream(process.address, token=TOKEN, name="w0", deadline_s=1.0) as stream:
+    with Stream(process.address, token=TOKEN, name="w0", deadline_s=3.0) as stream:
         stream.ask(Message("x"))
         os.kill(process.pid, signal.SIGSTOP)
         with pytest.raises(UnavailableError, match="takes no messages"):
