@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import subprocess
@@ -28,6 +29,8 @@ from holdfast.errors import (
 )
 from holdfast.storage import Storage, StoredObject, open_storage
 from holdfast.storage.remote import RemoteStorage
+from holdfast.storage.settings import RemoteSettings
+from tests.s3servers import BUCKET, QUICK, Server
 
 
 class Upload(AbstractBufferedFile):
@@ -48,9 +51,9 @@ class Upload(AbstractBufferedFile):
 
 
 class Bucket(AbstractFileSystem):
-    """An object store in memory with the semantics of S3: whole objects, conditional creation."""
+    """An object store in memory that fsspec streams to: whole objects, conditional creation."""
 
-    protocol = ("s3", "bucket")
+    protocol = ("gs", "bucket")
     cachable = False
 
     def __init__(self) -> None:
@@ -138,11 +141,41 @@ def memory_place() -> Place:
     return Place(open_storage(url), lambda: open_storage(url), everything, put)
 
 
+def local_place(root: Path) -> Place:
+    """fsspec's own files, reached as if they were far away; a lease decides who writes."""
+    seen = folder_place(root, root)
+
+    def again() -> Storage:
+        settings = RemoteSettings(**QUICK)
+        fs = fsspec.filesystem("file")
+        return RemoteStorage(fs, str(root), url=f"fsspec+file://{root}", settings=settings)
+
+    return Place(again(), again, lambda: without_lease(seen.everything()), seen.put)
+
+
+def s3_place(server: Server) -> Place:
+    root = f"contract/{uuid.uuid4().hex}/a run/"
+
+    def again() -> Storage:
+        return open_storage(f"s3://{BUCKET}/{root}", **server.options(part_bytes=5 << 20))
+
+    def everything() -> dict[str, bytes]:
+        found = server.everything(root)
+        unfinished = {f".tmp/{key[len(root) :]}": b"" for key in server.uploads(root)}
+        return without_lease(found) | unfinished
+
+    return Place(again(), again, everything, lambda name, data: server.put(root + name, data))
+
+
+def without_lease(found: dict[str, bytes]) -> dict[str, bytes]:
+    return {name: data for name, data in found.items() if name != ".lease"}
+
+
 def bucket_place() -> Place:
     fs = Bucket()
 
     def again() -> Storage:
-        return RemoteStorage(fs, "bucket/run", url="s3://bucket/run")
+        return RemoteStorage(fs, "bucket/run", url="gs://bucket/run")
 
     def put(name: str, data: bytes) -> None:
         fs.objects[f"bucket/run/{name}"] = data
@@ -155,7 +188,9 @@ def bucket_place() -> Place:
     )
 
 
-@pytest.fixture(params=["folder", "path", "file-url", "memory", "bucket"])
+@pytest.fixture(
+    params=["folder", "path", "file-url", "fsspec-file", "memory", "bucket", "rclone", "moto"]
+)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     root = tmp_path / "a run" / "deep"
     places: dict[str, Callable[[], Place]] = {
@@ -163,7 +198,10 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         "path": lambda: folder_place(root, root),
         "file-url": lambda: folder_place(root, root.as_uri()),
         "memory": memory_place,
+        "fsspec-file": lambda: local_place(root),
         "bucket": bucket_place,
+        "rclone": lambda: s3_place(request.getfixturevalue("rclone")),
+        "moto": lambda: s3_place(request.getfixturevalue("moto")),
     }
     made = places[request.param]()
     yield made
@@ -510,15 +548,15 @@ class TestNames:
 
 
 PUT_IN_A_CHILD = """
-import sys
+import json, sys
 from holdfast.errors import ConflictError
 from holdfast.storage import open_storage
-storage = open_storage(sys.argv[1])
+storage = open_storage(sys.argv[1], **json.loads(sys.argv[4]))
 me = sys.argv[2]
 print("ready", flush=True)
 sys.stdin.readline()
 won = []
-for round_ in range(30):
+for round_ in range(int(sys.argv[3])):
     try:
         storage.put_if_absent(f"catalog/{round_}", me.encode() * 5000)
         won.append(str(round_))
@@ -528,15 +566,19 @@ print(" ".join(won))
 """
 
 
-def test_of_four_processes_exactly_one_wins_each_name(tmp_path: Path) -> None:
+def win_in_processes(
+    url: str, options: dict[str, Any], *, processes: int, rounds: int
+) -> list[int]:
+    """Let processes put the same names; who won each, after checking that exactly one did."""
+    more = [str(rounds), json.dumps(options)]
     children = [
         subprocess.Popen(
-            [sys.executable, "-c", PUT_IN_A_CHILD, str(tmp_path / "run"), str(index)],
+            [sys.executable, "-c", PUT_IN_A_CHILD, url, str(index), *more],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        for index in range(4)
+        for index in range(processes)
     ]
     for child in children:
         assert child.stdout is not None and child.stdout.readline() == "ready\n"
@@ -544,13 +586,34 @@ def test_of_four_processes_exactly_one_wins_each_name(tmp_path: Path) -> None:
         assert child.stdin is not None
         child.stdin.write("go\n")
         child.stdin.flush()
-    won = [child.communicate(timeout=60)[0].split() for child in children]
+    won = [child.communicate(timeout=120)[0].split() for child in children]
     winners = {int(name): index for index, names in enumerate(won) for name in names}
-    assert sorted(int(name) for names in won for name in names) == list(range(30))
-    for round_, index in winners.items():
+    assert sorted(int(name) for names in won for name in names) == list(range(rounds))
+    return [winners[round_] for round_ in range(rounds)]
+
+
+def test_of_four_processes_exactly_one_wins_each_name(tmp_path: Path) -> None:
+    winners = win_in_processes(str(tmp_path / "run"), {}, processes=4, rounds=30)
+    for round_, index in enumerate(winners):
         path = tmp_path / "run" / "catalog" / str(round_)
         assert path.read_bytes() == str(index).encode() * 5000
     assert list((tmp_path / "run" / ".tmp").iterdir()) == []
+
+
+# A process that is refused waits for a sign of life of the one that holds the lease.
+@pytest.mark.parametrize(("kind", "rounds"), [("moto", 20), ("rclone", 2)])
+def test_of_three_processes_exactly_one_wins_each_name_of_a_bucket(
+    request: pytest.FixtureRequest, kind: str, rounds: int
+) -> None:
+    server: Server = request.getfixturevalue(kind)
+    root = f"contract/{uuid.uuid4().hex}/"
+    # Three processes that start at once are slow to answer each other.
+    options = server.options(settle_s=0.8, lease_s=5.0)
+    winners = win_in_processes(f"s3://{BUCKET}/{root}", options, processes=3, rounds=rounds)
+    found = without_lease(server.everything(root))
+    assert found == {
+        f"catalog/{round_}": str(index).encode() * 5000 for round_, index in enumerate(winners)
+    }
 
 
 WRITE_IN_A_CHILD = """

@@ -4,8 +4,12 @@
 
 The parent imports everything once, starts no threads, and forks a child for every life. A child
 resumes, compares all it restored with what an earlier life wrote down before saving, reports, and
-trains on, saving at every step, until the parent kills it. With a grid, extraction runs beside the
+trains on, saving at every step, until it is killed. With a grid, extraction runs beside the
 training, and what earlier lives left undone is worked off first.
+
+Half of the lives are killed by the parent, at a random moment. The others kill themselves at a
+moment that is chosen before they begin (death.py), so that the moments that matter most, in
+mid-save and between a save and the end of its round, happen however busy the machine is.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import sys
 import time
 import traceback
 import warnings
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +34,16 @@ import holdfast as hf
 from holdfast.checkpoint.extract import next_grid
 from holdfast.storage import open_storage
 from tests.conftest import TinyModel, fingerprint, make_optimizers, train_steps
+from tests.crash.death import Death, DyingStorage, Moment, choose_death
 
 ROWS = 1500
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
+
+# How lives end, in turn; None is killed by the parent.
+TURNS = (None, Moment.WRITE, None, Moment.SAVED, None, Moment.CALL, None, Moment.COMMIT, None,
+         Moment.SAVED)  # fmt: skip
+GRID_TURNS = (None, Moment.BUNDLE, None, Moment.ROUND, None, Moment.CALL, None, Moment.BUNDLE,
+              Moment.COMMIT, Moment.SAVED)  # fmt: skip
 
 
 def checksum_of(model: TinyModel, optimizers: list[torch.optim.Optimizer]) -> str:
@@ -65,15 +77,32 @@ def settings_of(*, has_grid: bool) -> dict[str, Any]:
     return {"strategy": hf.Strategy("mine", base="intermittent", codec="fp32"), "keep": 2}
 
 
-def live(run: Path, oracle: Path, tell: int, *, is_last: bool, has_grid: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class World:
+    """What all lives share."""
+
+    folder: Path
+    has_grid: bool
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def oracle(self) -> Path:
+        return self.folder / "oracle"
+
+
+def live(world: World, tell: int, *, is_last: bool, death: Death | None) -> None:
     """One life: check what is there, say so, train until killed."""
+    run, oracle = world.run, world.oracle
     known = read_oracle(oracle)
     torch.manual_seed(3 if not known else len(known) + 1000)
     model = TinyModel(rows=ROWS)
     optimizers = make_optimizers(model, "adagrad")
     torch.manual_seed(99)
-    storage = open_storage(str(run))
-    settings = settings_of(has_grid=has_grid)
+    storage = DyingStorage(open_storage(str(run)), death)
+    settings = settings_of(has_grid=world.has_grid)
     ck = hf.Checkpointer(storage, model=model, optimizer=optimizers, every=1, threads=1, **settings)
     durable = ck.steps[-1] if ck.steps else None
     if durable is None:
@@ -99,6 +128,7 @@ def live(run: Path, oracle: Path, tell: int, *, is_last: bool, has_grid: bool) -
         assert {item.name for item in storage.list("objects/")} == named
         assert not list((run / ".tmp").iterdir())
     os.write(tell, f"{start}\n".encode())
+    storage.begin_training(start)
     if is_last:
         assert hf.verify(storage).is_sound
         return
@@ -114,12 +144,13 @@ def live(run: Path, oracle: Path, tell: int, *, is_last: bool, has_grid: bool) -
     train_steps(model, optimizers, range(start, 1 << 30), rows=ROWS, after=after)
 
 
-def warm_up(folder: Path, *, has_grid: bool) -> None:
+def warm_up(world: World) -> None:
     """Load every kernel before the first fork, so that lives start quickly; leaves no thread."""
+    folder = world.folder / "warm"
     model = TinyModel(rows=ROWS)
     optimizers = make_optimizers(model, "adagrad")
     storage = open_storage(str(folder))
-    settings = settings_of(has_grid=has_grid)
+    settings = settings_of(has_grid=world.has_grid)
     with hf.Checkpointer(storage, model=model, optimizer=optimizers, **settings) as ck:
         ck.save().durable()
         for ids in ([1, 2, 5, 900], [1, 2, 7]):
@@ -132,29 +163,46 @@ def warm_up(folder: Path, *, has_grid: bool) -> None:
     hf.verify(storage)
 
 
-def start_life(run: Path, oracle: Path, *, is_last: bool, has_grid: bool) -> tuple[int, int]:
-    """Fork a child; its process id and the pipe on which it reports."""
-    ear, tell = os.pipe()
-    child = os.fork()
-    if child:
-        os.close(tell)
-        return child, ear
-    try:
-        os.close(ear)
-        live(run, oracle, tell, is_last=is_last, has_grid=has_grid)
-        os._exit(0)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
+@dataclass(frozen=True, slots=True)
+class Life:
+    """A child, and the pipe on which it reports; the pipe ends with the child."""
 
+    child: int
+    ear: int
 
-def hear(ear: int) -> int:
-    """The step a child resumed at."""
-    ready, _, _ = select.select([ear], [], [], PATIENCE_S)
-    data = os.read(ear, 64) if ready else b""
-    if not data:
-        raise SystemExit("a life ended before its check was over")
-    return int(data)
+    @classmethod
+    def start(cls, world: World, *, is_last: bool = False, death: Death | None = None) -> Life:
+        """Fork it."""
+        ear, tell = os.pipe()
+        child = os.fork()
+        if child:
+            os.close(tell)
+            return cls(child, ear)
+        try:
+            os.close(ear)
+            live(world, tell, is_last=is_last, death=death)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+
+    def hear(self) -> int | None:
+        """The step at which it resumed; none if it ended before."""
+        ready, _, _ = select.select([self.ear], [], [], PATIENCE_S)
+        if not ready:
+            raise SystemExit("a life neither got ahead nor ended")
+        data = os.read(self.ear, 64)
+        return int(data) if data else None
+
+    def end(self) -> int:
+        """Wait for its end: how it ended."""
+        ready, _, _ = select.select([self.ear], [], [], PATIENCE_S)
+        if not ready:
+            os.kill(self.child, signal.SIGKILL)
+            raise SystemExit("a life outlived the moment of its death")
+        _, status = os.waitpid(self.child, 0)
+        os.close(self.ear)
+        return status
 
 
 def has_leftovers(run: Path) -> bool:
@@ -171,33 +219,74 @@ def has_waiting(run: Path) -> bool:
         return False
 
 
+@dataclass
+class Seen:
+    """What happened in all lives."""
+
+    kills: int = 0
+    chosen: int = 0  # killed themselves at the moment they were told
+    checks: int = 0  # compared all they restored
+    leftovers: int = 0  # left an unfinished object
+    waiting: int = 0  # left an increment without its round
+    resumed: set[int] = field(default_factory=set)
+    floor: int = 0  # no life may resume before this step
+
+    def note_resumed(self, start: int | None) -> None:
+        """A life compared all it restored; nothing committed may be gone."""
+        if start is None:
+            return
+        if start < self.floor:
+            raise SystemExit(f"a life resumed at {start}, though {self.floor} was committed")
+        self.floor = start
+        self.checks += 1
+        self.resumed.add(start)
+
+    def note_death(self, world: World, death: Death | None) -> None:
+        """A life ended; one that chose when, must have left what that moment leaves."""
+        left, waits = has_leftovers(world.run), has_waiting(world.run)
+        if death is not None:
+            self.chosen += 1
+            self.floor += death.leaves_progress
+            if (death.leaves_unfinished and not left) or (death.leaves_waiting and not waits):
+                raise SystemExit(f"{death} did not leave what it should: {left} {waits}")
+        self.kills += 1
+        self.leftovers += left
+        self.waiting += waits
+
+
+def end_life(world: World, seen: Seen, death: Death | None, chance: random.Random) -> None:
+    """One life and its death."""
+    life = Life.start(world, death=death)
+    # Of those that the parent kills, one in five is killed whenever, be it while it restores.
+    if death is not None or chance.random() < 0.8:
+        seen.note_resumed(start := life.hear())
+        if start is None and (death is None or death.moment is not Moment.CALL):
+            raise SystemExit("a life ended before its check was over")
+    if death is None:
+        time.sleep(chance.random() ** 2 * 0.25)
+        os.kill(life.child, signal.SIGKILL)
+    status = life.end()
+    if not os.WIFSIGNALED(status):
+        raise SystemExit("a life ended by itself")
+    seen.note_death(world, death)
+
+
 def main(folder: str, kills: int, seed: int, *, has_grid: bool) -> None:
     """Kill so many lives and print what was seen as JSON."""
-    run, oracle = Path(folder) / "run", Path(folder) / "oracle"
-    chance = random.Random(seed)
-    warm_up(Path(folder) / "warm", has_grid=has_grid)
-    checks, leftovers, waiting, resumed = 0, 0, 0, set()
-    for _ in range(kills):
-        child, ear = start_life(run, oracle, is_last=False, has_grid=has_grid)
-        # One life in five is killed whenever, be it while it restores or takes over.
-        if chance.random() < 0.8:
-            resumed.add(hear(ear))
-            checks += 1
-        time.sleep(chance.random() ** 2 * 0.25)
-        os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        os.close(ear)
-        if not os.WIFSIGNALED(status):
-            raise SystemExit("a life ended by itself")
-        leftovers += has_leftovers(run)
-        waiting += has_waiting(run)
-    child, ear = start_life(run, oracle, is_last=True, has_grid=has_grid)
-    resumed.add(hear(ear))
-    _, status = os.waitpid(child, 0)
-    if status:
+    world, seen, chance = World(Path(folder), has_grid), Seen(), random.Random(seed)
+    warm_up(world)
+    turns = GRID_TURNS if has_grid else TURNS
+    for number in range(kills):
+        moment = turns[number % len(turns)]
+        death = None if moment is None else choose_death(moment, chance)
+        end_life(world, seen, death, chance)
+    last = Life.start(world, is_last=True)
+    seen.note_resumed(last.hear())
+    if last.end():
         raise SystemExit("the last life failed")
-    print(json.dumps({"kills": kills, "checks": checks, "leftovers": leftovers,
-                      "waiting": waiting, "steps": len(resumed)}))  # fmt: skip
+    print(json.dumps({"kills": seen.kills, "chosen": seen.chosen, "checks": seen.checks,
+                      "leftovers": seen.leftovers, "waiting": seen.waiting,
+                      "steps": len(seen.resumed)}))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ class Recorder:
 
 def assert_every_kept_step_is_exact(storage: Storage, plot: Plot) -> tuple[int, ...]:
     """Read every checkpoint without a model and compare it with the oracle; the steps."""
-    run = hf.open(storage.url)
+    run = hf.open(storage)
     for step in run.steps:
         expected = oracle(plot)[step]
         for table in TABLES:
@@ -153,7 +153,7 @@ def assert_every_kept_step_is_exact(storage: Storage, plot: Plot) -> tuple[int, 
 
 def assert_nothing_unreferenced(storage: Storage) -> None:
     """Every object there is, is one that the catalog names; at most two catalogs stay."""
-    named = {name for name, _ in hf.open(storage.url).catalog.objects}
+    named = {name for name, _ in hf.open(storage).catalog.objects}
     found = {item.name for item in storage.list("objects/")}
     assert found == named
     assert len(storage.list("catalog/")) <= 2
@@ -175,6 +175,6 @@ def assert_recovers(storage: Storage, plot: Plot, expected_step: int | None) -> 
         assert_nothing_unreferenced(storage)
         assert fingerprint(*model) == oracle(plot)[start + 1]
         if plot.extract is not None:
-            assert next_grid(hf.open(storage.url).catalog) is None
+            assert next_grid(hf.open(storage).catalog) is None
     assert hf.verify(storage).is_sound
     assert assert_every_kept_step_is_exact(storage, plot)[-1] == start + 1

@@ -178,7 +178,7 @@ def test_crash_at_every_call_leaves_the_last_commit(places: Places, kind: str, w
 
 # An outage of a call that a save depends on must reach the training loop; the rest is housekeeping
 # (reported as an event) or is settled by reading back.
-_MUST_REPORT = ("create ", "write ", "close ", "get_into ", "size ")
+_MUST_REPORT = ("create ", "write ", "close ", "get_into ", "size objects/")
 
 
 class Survivor:

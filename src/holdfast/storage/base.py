@@ -9,12 +9,14 @@ Invariants:
 - Every failure is one of ours: NotFoundError, ConflictError, UnavailableError, CorruptDataError
   (shorter than asked for) or InvalidRequestError (a bad name).
 
-Not here: retries (the caller knows what is worth repeating); checksums (checkpoint/segment.py).
+Not here: checksums (checkpoint/segment.py); repeating what failed (a remote store does so itself,
+retry.py; when it gives up, the caller knows what is worth doing again).
 """
 
 from __future__ import annotations
 
 import errno
+import re
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
@@ -153,6 +155,15 @@ def check_prefix(prefix: str) -> str:
     return folder
 
 
+def is_hidden(name: str) -> bool:
+    """Whether a part of a name starts with a dot: not an object, whoever put it there.
+
+    >>> is_hidden(".tmp/a"), is_hidden("objects/a.hf")
+    (True, False)
+    """
+    return any(part.startswith(".") for part in name.split("/"))
+
+
 def check_range(offset: int, length: int | None) -> None:
     """Refuse a range that no object could have."""
     if offset < 0 or (length is not None and length < 0):
@@ -178,6 +189,58 @@ def as_writable_view(buffer: WriteableBuffer) -> memoryview:
     if view.readonly and view.nbytes:
         raise InvalidRequestError("a buffer to read into must be writable", bytes=view.nbytes)
     return view
+
+
+def read_pieces(
+    get: Callable[..., bytes], name: str, buffer: WriteableBuffer, *, offset: int, most: int
+) -> None:
+    """Fill the caller's memory by reads of at most so many bytes; an object that ends before raises
+    as ``get`` does."""
+    check_range(offset, None)
+    view = as_writable_view(buffer)
+    if view.nbytes == 0:
+        get(name, offset=offset, length=0)
+    while view.nbytes:
+        count = min(view.nbytes, most)
+        view[:count] = get(name, offset=offset, length=count)
+        view = view[count:]
+        offset += count
+
+
+class AbortingWriter(ABC):
+    """How writers end: one that was not closed, or failed, leaves nothing to be seen."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Give up what was written; nothing, after ``close``."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.abort()
+
+    @contextmanager
+    def _aborting(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.abort()
+            raise
+
+
+def shown(url: str) -> str:
+    """A URL without user, password, query and fragment.
+
+    >>> shown("s3://key:secret@bucket/run?token=abc")
+    's3://bucket/run'
+    """
+    return re.sub(r"(://)[^/\s]*@", r"\1", re.sub(r"[?#]\S*", "", url))
 
 
 def object_too_short(name: str, *, url: str, expected: int, found: int) -> CorruptDataError:

@@ -233,28 +233,9 @@ class FolderWriter:
             with suppress(OSError):  # what cannot be removed now, ``clean`` removes later
                 self._temporary.unlink(missing_ok=True)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.abort()
-
     def _check_open(self) -> None:
         if not self._release.alive:
             raise InvalidRequestError("the writer was closed or aborted", object=self._name)
-
-    @contextmanager
-    def _aborting(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self.abort()
-            raise
 
     def _link(self, path: Path) -> None:
         for _ in range(_LINK_TRIES):

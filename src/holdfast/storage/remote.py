@@ -1,33 +1,36 @@
-"""Objects behind any fsspec URL: S3 and its kin, and everything else that fsspec can reach.
+"""Objects behind any fsspec URL but S3's (s3.py): other object stores, and file systems.
 
 Two kinds of stores, told apart by their protocol:
 
-- Object stores (s3, gs, az, ...) show an upload only when it is complete, and create a name
-  conditionally on the server. Objects are streamed straight to their names.
+- Object stores (gs, az, ...) show an upload only when it is complete. Objects are streamed straight
+  to their names.
 - All others may show a half-written file. Objects are written under ``.tmp/`` and moved to their
-  names when complete. Inside one process a lock decides who is first; between processes it is the
-  store's own move, so give each run one writer there.
+  names when complete.
+
+Who commits: an object store that refuses to create a name that exists (probe.py finds out) decides
+itself; memory belongs to one process, where a lock decides; everywhere else a lease (lease.py).
 
 Invariants:
 - A stream that was not closed never becomes an object, not even when the interpreter collects it.
 - The length of an upload is checked before it counts as written.
+- What may be repeated without harm (reads, deletions, listings) is repeated after failures that may
+  pass; a stream that broke is not.
 - Neither a URL nor a message carries user, password or query.
 
-Not here: names and errors (base.py); retries inside a request (the fsspec backends do them).
+Not here: names and errors (base.py, failures.py), waiting (retry.py).
 """
 
 from __future__ import annotations
 
-import re
 import threading
+import time
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import fsspec
-from fsspec.core import url_to_fs
 
 from holdfast.errors import (
     ConflictError,
@@ -44,16 +47,25 @@ from holdfast.storage.base import (
     check_name,
     check_prefix,
     check_range,
+    is_hidden,
     no_such_object,
     object_too_short,
+    shown,
 )
+from holdfast.storage.failures import as_ours, is_absent, is_transient, name_taken
+from holdfast.storage.lease import NAME as LEASE
+from holdfast.storage.lease import Lease, shared_lease
+from holdfast.storage.opening import open_filesystem
+from holdfast.storage.probe import has_conditional_put
+from holdfast.storage.retry import CHANCE, Backoff, Retrier
+from holdfast.storage.settings import RemoteSettings, take_settings
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
-_OBJECT_STORES = frozenset(
-    ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "obs", "tos")
-)
+T = TypeVar("T")
+
+_OBJECT_STORES = frozenset(("gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "obs", "tos"))
 # Bounds what a backend copies at a time, whatever the size of the caller's buffer.
 _IO_BYTES_MAX = 32 << 20
 
@@ -61,25 +73,36 @@ _IO_BYTES_MAX = 32 << 20
 _publishing = threading.Lock()
 
 
-def shown(url: str) -> str:
-    """A URL without user, password, query and fragment.
-
-    >>> shown("s3://key:secret@bucket/run?token=abc")
-    's3://bucket/run'
-    """
-    return re.sub(r"(://)[^/\s]*@", r"\1", re.sub(r"[?#]\S*", "", url))
-
-
 class RemoteStorage:
     """A folder-like prefix of an fsspec file system."""
 
-    def __init__(self, fs: fsspec.AbstractFileSystem, root: str, *, url: str) -> None:
+    def __init__(
+        self,
+        fs: fsspec.AbstractFileSystem,
+        root: str,
+        *,
+        url: str,
+        settings: RemoteSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        chance: Callable[[], float] = CHANCE,
+    ) -> None:
+        settings = settings or RemoteSettings()
         self._fs = fs
         self._root = root.rstrip("/")
         self._url = shown(url)
         protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
         self._is_object_store = not _OBJECT_STORES.isdisjoint(protocols)
+        self._is_memory = "memory" in protocols
         self._unfinished: set[str] = set()
+        self._retrier = Retrier(
+            Backoff.of(settings), is_transient=is_transient, clock=clock, sleep=sleep, chance=chance
+        )
+        cell = _Cell(fs, f"{self._root}/{LEASE}", url=self._url)
+        self._lease = shared_lease(
+            (fs._fs_token, self._root),
+            lambda: Lease(cell, settings, url=self._url, clock=clock, sleep=sleep),
+        )
 
     @classmethod
     def open(cls, url: str, options: Mapping[str, Any]) -> Self:
@@ -88,19 +111,9 @@ class RemoteStorage:
         Raises:
             InvalidRequestError: fsspec does not know the scheme, or its package is missing.
         """
-        try:
-            fs, root = url_to_fs(url, **options)
-        except ImportError as error:
-            raise InvalidRequestError(
-                "the package for this kind of url is not installed",
-                url=shown(url),
-                todo=str(error),
-            ) from error
-        except (ValueError, TypeError) as error:
-            raise InvalidRequestError(
-                "fsspec cannot open this url", url=shown(url), cause=shown(str(error))
-            ) from error
-        return cls(fs, root, url=url)
+        settings, rest = take_settings(options)
+        fs, root = open_filesystem(url, rest)
+        return cls(fs, root, url=url, settings=settings)
 
     def __repr__(self) -> str:
         return f"RemoteStorage({self.url!r})"
@@ -120,32 +133,51 @@ class RemoteStorage:
     def put_if_absent(self, name: str, data: bytes) -> None:
         """Create an object at once unless its name exists."""
         path = self._path(name)
-        if not self._is_object_store:
-            with self.create(name) as writer:
+        with self.reporting("create", name):
+            if self._is_object_store and self._is_conditional:
+                with _publishing:
+                    # Tells the usual loser without sending anything; the store settles a race.
+                    self.check_absent(name, path)
+                    self._put_new(path, data)
+                    self._fs.invalidate_cache()
+                return
+            claim = nullcontext() if self._is_memory else self._lease.held()
+            with claim, self.create(name) as writer:
                 writer.write(data)
+                if not self._is_memory:
+                    self._lease.check()
                 writer.close()
-            return
-        with self.reporting("create", name), _publishing:
-            # Also serves backends too old to know the mode; the rest decide on the server.
-            self.check_absent(name, path)
-            self._fs.pipe_file(path, bytes(data), mode="create")
-            self._fs.invalidate_cache()
+
+    @property
+    def _is_conditional(self) -> bool:
+        return has_conditional_put(
+            (self._fs._fs_token, self._root),
+            lambda name, data: self._put_new(f"{self._root}/{name}", data),
+            lambda name: self.remove(name, f"{self._root}/{name}"),
+        )
+
+    def _put_new(self, path: str, data: bytes) -> None:
+        self._fs.pipe_file(path, bytes(data), mode="create")
 
     def get(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
         """A range of an object."""
         check_range(offset, length)
         path = self._path(name)
-        if length == 0 or (length is None and offset > 0):
-            # A range may be empty: only the object's length tells whether it should be.
+        if length == 0 or (length is None and offset > 0) or (length or 0) > _IO_BYTES_MAX:
+            # A range may be empty: only the object's length tells whether it should be. And one
+            # that ends far behind it should not cost the memory.
             found = self.size(name)
-            if found < offset + (length or 0):
-                raise object_too_short(name, url=self.url, expected=offset, found=found)
+            wanted = offset + (length or 0)
+            if found < wanted:
+                raise object_too_short(name, url=self.url, expected=wanted, found=found)
             if found == offset or length == 0:
                 return b""
         end = None if length is None else offset + length
         try:
             with self.reporting("read", name):
-                data: bytes = self._fs.cat_file(path, start=offset or None, end=end)
+                data: bytes = self._retrier.call(
+                    lambda: self._fs.cat_file(path, start=offset or None, end=end)
+                )
         except UnavailableError:
             # Some stores answer a range past the end with an error.
             if end is None or (found := self.size(name)) >= end:
@@ -158,15 +190,7 @@ class RemoteStorage:
 
     def get_into(self, name: str, buffer: WriteableBuffer, *, offset: int = 0) -> None:
         """A range of an object, piece by piece into the caller's memory."""
-        check_range(offset, None)
-        view = as_writable_view(buffer)
-        if view.nbytes == 0:
-            self.get(name, offset=offset, length=0)
-        while view.nbytes:
-            count = min(view.nbytes, _IO_BYTES_MAX)
-            view[:count] = self.get(name, offset=offset, length=count)
-            view = view[count:]
-            offset += count
+        read_pieces(self.get, name, buffer, offset=offset, most=_IO_BYTES_MAX)
 
     def size(self, name: str) -> int:
         """An object's length."""
@@ -179,7 +203,7 @@ class RemoteStorage:
         with self.reporting("list", prefix):
             self._fs.invalidate_cache()
             try:
-                found: dict[str, Any] = self._fs.find(top, detail=True)
+                found: dict[str, Any] = self._retrier.call(lambda: self._fs.find(top, detail=True))
             except FileNotFoundError:
                 return []
         objects = (
@@ -188,7 +212,7 @@ class RemoteStorage:
             if info["type"] == "file"
         )
         return sorted(
-            item for item in objects if item.name.startswith(prefix) and not _is_hidden(item.name)
+            item for item in objects if item.name.startswith(prefix) and not is_hidden(item.name)
         )
 
     def delete(self, name: str) -> None:
@@ -216,7 +240,7 @@ class RemoteStorage:
         """The length of the file at a path, asked anew."""
         with self.reporting("look", name):
             self._fs.invalidate_cache()
-            info: dict[str, Any] = self._fs.info(path)
+            info: dict[str, Any] = self._retrier.call(lambda: self._fs.info(path))
         if info["type"] != "file":
             raise no_such_object(name, url=self.url)
         return int(info["size"])
@@ -225,7 +249,7 @@ class RemoteStorage:
         """Raise ConflictError if something is at a path."""
         self._fs.invalidate_cache()
         if self._fs.exists(path):
-            raise self.conflict(name)
+            raise name_taken(name, url=self.url)
 
     def publish(self, name: str, temporary: str, path: str) -> None:
         """Move a finished file to its name, unless that exists."""
@@ -238,7 +262,7 @@ class RemoteStorage:
     def remove(self, name: str, path: str) -> None:
         """Remove a file if it exists."""
         with self.reporting("delete", name), suppress(FileNotFoundError):
-            self._fs.rm_file(path)
+            self._retrier.call(lambda: self._fs.rm_file(path))
 
     def start(self, name: str, path: str) -> Any:
         """Open a file for writing."""
@@ -260,30 +284,8 @@ class RemoteStorage:
             yield
         except (HoldfastError, MemoryError):
             raise
-        except (FileNotFoundError, IsADirectoryError) as error:
-            raise no_such_object(name, url=self.url) from error
-        except FileExistsError as error:
-            raise self.conflict(name) from error
         except Exception as error:  # a foreign edge: backends raise their own libraries' classes
-            if _is_precondition_failed(error):
-                raise self.conflict(name) from error
-            is_denied = isinstance(error, PermissionError)
-            raise UnavailableError(
-                f"cannot {doing}: {'permission denied' if is_denied else 'storage failed'}",
-                object=name,
-                url=self.url,
-                cause=f"{type(error).__name__}: {shown(str(error))[:200]}",
-                todo="check the credentials and their rights" if is_denied else "retry",
-            ) from error
-
-    def conflict(self, name: str) -> ConflictError:
-        """The error for a name that exists."""
-        return ConflictError(
-            "the object exists already",
-            object=name,
-            url=self.url,
-            todo="another writer may own the run",
-        )
+            raise as_ours(error, doing=doing, name=name, url=self.url) from error
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{check_name(name)}"
@@ -344,17 +346,6 @@ class RemoteWriter:
             with suppress(HoldfastError):
                 self._storage.remove(self._name, self._target)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.abort()
-
     def __del__(self) -> None:
         # The backend's own finalizer would complete the upload: a torn object in plain sight.
         if self._file is not None:
@@ -399,26 +390,37 @@ class RemoteWriter:
         with suppress(Exception):
             file.closed = True
 
-    @contextmanager
-    def _aborting(self) -> Iterator[None]:
+
+class _Cell:
+    """The object that a lease is written to; it knows no storage, so that it keeps none alive."""
+
+    def __init__(self, fs: fsspec.AbstractFileSystem, path: str, *, url: str) -> None:
+        self._fs = fs
+        self._path = path
+        self._url = url
+
+    def read(self) -> bytes | None:
+        """What is there."""
+        return self._asking(lambda: bytes(self._fs.cat_file(self._path)))
+
+    def write(self, data: bytes) -> None:
+        """Replace it."""
+
+        def put() -> None:
+            self._fs.makedirs(self._path.rpartition("/")[0], exist_ok=True)
+            self._fs.pipe_file(self._path, data)
+
+        self._asking(put)
+
+    def remove(self) -> None:
+        """Leave nothing there."""
+        self._asking(lambda: self._fs.rm_file(self._path))
+
+    def _asking(self, act: Callable[[], T]) -> T | None:
         try:
-            yield
-        except BaseException:
-            self.abort()
-            raise
-
-
-def _is_hidden(name: str) -> bool:
-    return any(part.startswith(".") for part in name.split("/"))
-
-
-def _is_precondition_failed(error: BaseException | None) -> bool:
-    """Whether the server said that the name exists, in any of the backends' ways of saying so."""
-    while error is not None:
-        response = getattr(error, "response", None)
-        code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
-        statuses = (code, getattr(error, "code", None), getattr(error, "status_code", None))
-        if any(str(status) in ("412", "PreconditionFailed") for status in statuses):
-            return True
-        error = error.__cause__
-    return False
+            self._fs.invalidate_cache()
+            return act()
+        except Exception as error:
+            if is_absent(error):
+                return None
+            raise as_ours(error, doing="keep", name=LEASE, url=self._url) from error

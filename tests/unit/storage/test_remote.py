@@ -22,8 +22,10 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.storage import open_storage
+from holdfast.storage.base import shown
 from holdfast.storage.folder import FolderStorage
-from holdfast.storage.remote import RemoteStorage, shown
+from holdfast.storage.remote import RemoteStorage
+from holdfast.storage.settings import RemoteSettings
 
 
 class Backend(MemoryFileSystem):
@@ -75,9 +77,14 @@ class Backend(MemoryFileSystem):
         return super().open(path, mode=mode, **options)
 
 
+ONCE = RemoteSettings(tries=1)
+
+
 def made(**options: Any) -> tuple[Backend, RemoteStorage]:
     backend = Backend(**options)
-    return backend, RemoteStorage(backend, "/run", url="s3://user:hunter2@host/run?token=hunter2")
+    return backend, RemoteStorage(
+        backend, "/run", url="gs://user:hunter2@host/run?token=hunter2", settings=ONCE
+    )
 
 
 class ForeignError(Exception):
@@ -134,7 +141,7 @@ def test_whatever_a_backend_raises_becomes_unavailable(
 
 @pytest.mark.parametrize("raised", [FileExistsError(), StatusError(412)])
 def test_a_creation_refused_by_the_server_is_a_conflict(raised: Exception) -> None:
-    backend, storage = made(protocol="s3")
+    backend, storage = made(protocol="gs")
     backend.failing["pipe_file"] = raised
     with pytest.raises(ConflictError):
         storage.put_if_absent("catalog/1", b"x")
@@ -152,7 +159,7 @@ def test_a_creation_refused_by_the_server_is_a_conflict(raised: Exception) -> No
 def test_a_translated_server_error_is_still_understood(
     code: str, kind: type[HoldfastError]
 ) -> None:
-    backend, storage = made(protocol="s3")
+    backend, storage = made(protocol="gs")
     translated = OSError(22, "failed")
     translated.__cause__ = ResponseError(code)
     backend.failing["pipe_file"] = translated
@@ -161,7 +168,7 @@ def test_a_translated_server_error_is_still_understood(
 
 
 def test_a_name_taken_after_the_check_is_left_to_the_server() -> None:
-    backend, storage = made(protocol="s3")
+    backend, storage = made(protocol="gs")
 
     def overtake() -> None:
         backend.after_exists = lambda: None
