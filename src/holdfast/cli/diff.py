@@ -7,7 +7,14 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.output import Json, Url, show, stderr
+from holdfast.cli.output import (
+    Json,
+    StorageOptions,
+    Url,
+    parse_storage_options,
+    show,
+    stderr,
+)
 
 
 def diff(
@@ -20,17 +27,18 @@ def diff(
     top: Annotated[
         int, typer.Option(metavar="N", min=0, help="Show the rows that moved most.")
     ] = 10,
+    storage_options: StorageOptions = None,
     as_json: Json = False,
 ) -> None:
     """Tell which rows of which tables changed between two steps, and how much."""
     from rich.progress import Progress
 
     from holdfast.checkpoint import run as runs
+    from holdfast.checkpoint.counting import counted
     from holdfast.checkpoint.diff import diff_steps
-    from holdfast.cli.counting import counted
     from holdfast.report.changes import Changes, render
 
-    run, counter = counted(runs.open(url))
+    run, counter = counted(runs.open(url, storage_options=parse_storage_options(storage_options)))
     started = time.perf_counter()
     with Progress(console=stderr(), transient=True) as bar:
         task = bar.add_task("comparing", total=None)

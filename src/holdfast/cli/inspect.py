@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.output import Json, Url, show, stderr
+from holdfast.cli.output import (
+    Json,
+    StorageOptions,
+    Url,
+    parse_storage_options,
+    show,
+    stderr,
+)
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.run import Run
@@ -59,6 +66,7 @@ def inspect(
         Path | None,
         typer.Option(metavar="FILE", help="Also write a picture.", rich_help_panel=_GRID),
     ] = None,
+    storage_options: StorageOptions = None,
     as_json: Json = False,
 ) -> None:
     """Show a run's checkpoints, its tables, what it takes up and what lies dead in it."""
@@ -70,7 +78,7 @@ def inspect(
     given = [name for name, value in only_grid.items() if value is not None]
     if given and not is_grid:
         raise InvalidRequestError("an option of the grid alone", given=given, todo="add --grid")
-    opened = runs.open(url)
+    opened = runs.open(url, storage_options=parse_storage_options(storage_options))
     if not opened.steps:
         raise NotFoundError("the run has no checkpoints", url=opened.url)
     if is_grid:

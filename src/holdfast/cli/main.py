@@ -9,11 +9,14 @@ with ``--json``), never as a traceback; a bug of ours keeps its traceback.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
+import threading
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, NoReturn
 
 import typer
 
@@ -23,6 +26,7 @@ from holdfast.cli.compare import compare
 from holdfast.cli.demo import demo
 from holdfast.cli.diff import diff
 from holdfast.cli.emulate import emulate
+from holdfast.cli.importing import import_
 from holdfast.cli.inspect import inspect
 from holdfast.cli.plan import plan
 from holdfast.cli.restore import restore
@@ -43,6 +47,7 @@ for command in (
     demo, train, compare, inspect, diff, verify, restore, plan, emulate, calibrate, bench
 ):  # fmt: skip
     app.command()(command)
+app.command("import")(import_)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -111,7 +116,23 @@ def _plain(value: object) -> object:
 
 def main() -> None:
     """The entry point."""
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if "pyarrow.flight" in sys.modules:
+        _end(code)
+    sys.exit(code)
+
+
+def _end(code: int) -> NoReturn:
+    """End without taking the interpreter apart: a thread of the data plane that comes back from its
+    library meanwhile would abort the process. What is registered for the exit is done."""
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

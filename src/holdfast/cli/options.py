@@ -119,6 +119,22 @@ Seed = Annotated[int, option("Of the model and the synthetic clicks.", OTHER, mi
 EventsFile = Annotated[
     Path | None, option("Append what happens here, as JSON lines.", OTHER, "--events")
 ]
+MetricsPort = Annotated[
+    int | None,
+    option(
+        "Serve metrics for Prometheus at this port of this machine; 0: any that is free.",
+        OTHER,
+        min=0,
+        max=65535,
+    ),
+]
+MetricsHost = Annotated[
+    str | None,
+    option("Listen there instead, in a network that you trust: 0.0.0.0 is everywhere.", OTHER),
+]
+TensorBoardFolder = Annotated[
+    Path | None, option("Write scalars for TensorBoard into this folder.", OTHER, "--tensorboard")
+]
 CodecName = Annotated[
     str | None, option("How weights are stored: fp32, asym8, adaptive4, ...", SAVES)
 ]

@@ -1,21 +1,57 @@
-"""``holdfast restore``: a step's weights as a safetensors file that anything can load."""
+"""``holdfast restore``: a step as a file that other programs load: safetensors, torch.save, DCP.
+
+Not here: how they are written (interchange/).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.output import Json, Url, show, stderr
+from holdfast.cli.output import (
+    Json,
+    StorageOptions,
+    Url,
+    parse_storage_options,
+    show,
+    stderr,
+)
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.run import Run
+
+
+class Format(StrEnum):
+    """What a step can be written as."""
+
+    SAFETENSORS = "safetensors"
+    TORCH = "torch"
+    DCP = "dcp"
 
 
 def restore(
     url: Url,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The safetensors file to write.")],
+    out: Annotated[
+        Path, typer.Option(metavar="OUT", help="The file, or for dcp the folder, to write.")
+    ],
     step: Annotated[
         int | None, typer.Option(metavar="S", help="Which checkpoint; default: the last.")
     ] = None,
+    format_: Annotated[
+        Format,
+        typer.Option(
+            "--format",
+            help="safetensors: weights, or some rows. torch: what torch.save makes of model and "
+            "optimizer. dcp: a folder of torch.distributed.checkpoint.",
+        ),
+    ] = Format.SAFETENSORS,
+    weights_only: Annotated[
+        bool, typer.Option("--weights-only", help="torch, dcp: without the optimizer's state.")
+    ] = False,
     table: Annotated[
         list[str] | None, typer.Option(metavar="T", help="Only this table; repeatable.")
     ] = None,
@@ -29,49 +65,66 @@ def restore(
     has_state: Annotated[
         bool, typer.Option("--with-state", help="The optimizer's row state of the tables too.")
     ] = False,
-    is_forced: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
+    is_forced: Annotated[bool, typer.Option("--force", help="Overwrite OUT.")] = False,
+    storage_options: StorageOptions = None,
     as_json: Json = False,
 ) -> None:
-    """Export the weights of a step: the dense network and the tables, or only some tables."""
+    """Export a step: the dense network and the tables, or only some tables."""
     from rich.progress import Progress
     from rich.text import Text
 
     from holdfast.checkpoint import run as runs
-    from holdfast.cli.export import Wanted, export, parse_rows
     from holdfast.errors import InvalidRequestError, NotFoundError
-    from holdfast.report import words
+    from holdfast.interchange.weightsfile import Wanted, parse_rows
+    from holdfast.interchange.wholeness import check_out
 
     if rows is not None and not table:
         raise InvalidRequestError("rows of which table", rows=rows, todo="add --table T")
     wanted = Wanted(
         tuple(table) if table else None, parse_rows(rows) if rows is not None else None, has_state
     )
-    if out.is_dir() or not out.parent.is_dir():
+    is_weights_file = format_ == Format.SAFETENSORS
+    if weights_only if is_weights_file else (wanted.tables or wanted.rows or has_state):
         raise InvalidRequestError(
-            "cannot write there", out=str(out), todo="name a file in a folder that exists"
-        )
-    if out.exists() and not is_forced:
-        raise InvalidRequestError(
-            "the file exists", out=str(out), todo="name another, or overwrite it with --force"
-        )
-    run = runs.open(url)
+            "an option of another format", format=format_.value,
+            todo="--table, --rows and --with-state go with safetensors, --weights-only with others",
+        )  # fmt: skip
+    check_out(out, is_forced=is_forced, is_folder=format_ == Format.DCP)
+    run = runs.open(url, storage_options=parse_storage_options(storage_options))
     if not run.steps:
         raise NotFoundError("the run has no checkpoints", url=run.url)
     chosen = run.steps[-1] if step is None else step
     run.info(chosen)  # a wrong step is refused before anything is written
     with Progress(console=stderr(), transient=True) as bar:
         task = bar.add_task(f"step {chosen}", total=None)
-        done = export(
-            run,
-            chosen,
-            out,
-            wanted,
-            on_table=lambda tables, total: bar.update(task, completed=tables, total=total),
-        )
+
+        def on_table(tables: int, total: int) -> None:
+            bar.update(task, completed=tables, total=total)
+
+        if is_weights_file:
+            facts, text = _export_weights(run, chosen, out, wanted, on_table)
+        else:
+            facts, text = _export_state(
+                run, chosen, out, format_, on_table, weights_only=weights_only
+            )
+    show(facts, lambda width: Text(text, overflow="fold"), is_json=as_json)
+
+
+Told = tuple[dict[str, Any], str]
+
+
+def _export_weights(
+    run: Run, step: int, out: Path, wanted: Any, on_table: Callable[[int, int], None]
+) -> Told:
+    from holdfast.interchange.weightsfile import export
+    from holdfast.report import words
+
+    done = export(run, step, out, wanted, on_table=on_table)
     facts = {
         "url": run.url,
         "step": done.step,
         "out": str(done.path),
+        "format": Format.SAFETENSORS.value,
         "tensors": done.tensors,
         "rows": done.rows,
         "bytes": done.bytes,
@@ -85,4 +138,39 @@ def restore(
         f"read {words.size(done.read_bytes)} from {words.count(done.read_segments)} of "
         f"{words.counted(done.segments, 'segment')}"
     )
-    show(facts, lambda width: Text(text, overflow="fold"), is_json=as_json)
+    return facts, text
+
+
+def _export_state(
+    run: Run,
+    step: int,
+    out: Path,
+    format_: Format,
+    on_table: Callable[[int, int], None],
+    *,
+    weights_only: bool,
+) -> Told:
+    from holdfast.interchange.dcpfolder import write_dcp
+    from holdfast.interchange.handout import hand_out
+    from holdfast.interchange.torchfile import write_torch
+    from holdfast.report import words
+
+    handout = hand_out(run, step, weights_only=weights_only)
+    write = write_dcp if format_ == Format.DCP else write_torch
+    size = write(handout, out, on_table=on_table)
+    facts = {
+        "url": run.url,
+        "step": step,
+        "out": str(out),
+        "format": format_.value,
+        "tensors": len(handout.model),
+        "rows": handout.rows,
+        "optimizers": len(handout.optimizers),
+        "bytes": size,
+    }
+    text = (
+        f"step {step} -> {out} ({format_.value}): {words.counted(len(handout.model), 'tensor')}, "
+        f"{words.counted(handout.rows, 'row')}, "
+        f"{words.counted(len(handout.optimizers), 'optimizer')}, {words.size(size)}"
+    )
+    return facts, text

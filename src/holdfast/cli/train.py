@@ -8,6 +8,7 @@ Invariant: an option that would be passed over is refused.
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -15,10 +16,11 @@ import typer
 from holdfast.cli import options
 from holdfast.cli.options import BasePolicy, Model, Optimizer, StrategyName
 from holdfast.cli.options import Preset as Preset
-from holdfast.cli.output import Json
+from holdfast.cli.output import Json, StorageOptions, parse_storage_options
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.strategy import Strategy
+    from holdfast.cli.measuring import Measuring
     from holdfast.recsys.clustertrain import Workload
 
 
@@ -41,6 +43,7 @@ def train(
             options.SAVES,
         ),
     ] = None,
+    storage_options: StorageOptions = None,
     model: options.ModelOption = Model.DLRM,
     preset: options.PresetOption = Preset.SMALL,
     rows: options.Rows = 500_000,
@@ -140,6 +143,9 @@ def train(
         options.option("Torch's threads. Default: 1 for small models.", options.OTHER, min=1),
     ] = None,
     events_file: options.EventsFile = None,
+    metrics_port: options.MetricsPort = None,
+    metrics_host: options.MetricsHost = None,
+    tensorboard: options.TensorBoardFolder = None,
     as_json: Json = False,
 ) -> None:
     """Train a click model with checkpoints. The same command again resumes.
@@ -150,6 +156,7 @@ def train(
     from holdfast.recsys.train import Recipe
 
     check_options(context, is_cluster=workers is not None)
+    measuring = choose_measuring(metrics_port, metrics_host, tensorboard)
     kind, files = parse_data(data or ["clicks"])
     if workers is not None:
         from holdfast.cli import cluster
@@ -190,6 +197,7 @@ def train(
                 state_codec=state_codec,
                 keep=keep,
                 expected_restores=expected_restores,
+                storage_options=parse_storage_options(storage_options) or None,
             ),
             engine=cluster.choose_engine(
                 None if engine is None else engine.value, address, allow_remote=allow_remote
@@ -200,6 +208,7 @@ def train(
             silence_s=silence,
             flush_every_s=flush_every,
             events_file=events_file,
+            measuring=measuring,
             picture=picture,
         )  # fmt: skip
         cluster.run_cluster_job(cluster_job, is_json=as_json)
@@ -225,13 +234,15 @@ def train(
         ),
         "servers": servers,
         "total_steps": steps,
+        "storage_options": parse_storage_options(storage_options),
     }
     losses = parse_losses(lose or [], servers)
     if threads is None and preset in (Preset.TINY, Preset.SMALL):
         threads = 1  # layers this small lose more to handing work around than they gain
     job = Job(
-        url or "runs/train", recipe, files, steps, settings, prefetch, threads, events_file, losses
-    )
+        url or "runs/train", recipe, files, steps, settings, prefetch, threads, events_file, losses,
+        measuring,
+    )  # fmt: skip
     exit_code = run_job(job, is_json=as_json)
     if exit_code:
         raise typer.Exit(exit_code)
@@ -259,6 +270,20 @@ def check_options(context: typer.Context, *, is_cluster: bool) -> None:
             options=given,
             todo="leave out --workers" if is_cluster else "give --workers too",
         )  # fmt: skip
+
+
+def choose_measuring(port: int | None, host: str | None, folder: Path | None) -> Measuring:
+    """Where metrics go.
+
+    Raises:
+        InvalidRequestError: a host without a port.
+    """
+    from holdfast.cli.measuring import LOOPBACK, Measuring
+    from holdfast.errors import InvalidRequestError
+
+    if port is None and host is not None:
+        raise InvalidRequestError("metrics are served at a port", todo="give --metrics-port too")
+    return Measuring(port, host or LOOPBACK, folder)
 
 
 def make_workload(

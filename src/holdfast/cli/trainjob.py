@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from holdfast.cli.measuring import Measuring, metric_sinks
 from holdfast.cli.output import show, stderr
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Job:
     events_file: Path | None
     losses: Mapping[int, list[int]] = field(default_factory=dict)
     """Servers that lose their rows, by step."""
+    measuring: Measuring = field(default_factory=Measuring)
 
 
 def run_job(job: Job, *, is_json: bool) -> int:
@@ -62,11 +64,20 @@ def run_job(job: Job, *, is_json: bool) -> int:
     if job.events_file is not None:
         sinks.append(events.json_lines(job.events_file))
     console = stderr()
-    plan = find_plan(job.url, job.recipe, interval=job.settings["every"])
+    plan = find_plan(
+        job.url,
+        job.recipe,
+        interval=job.settings["every"],
+        storage_options=job.settings.get("storage_options"),
+    )
     training = make_training(plan, files=job.files, workers=job.workers, steps=job.steps)
     best_auc = None
-    with watch_training(console, job.steps) as watch, _stop_signals() as stop:
-        log = events.EventLog([*sinks, watch])
+    with (
+        metric_sinks(job.measuring, console) as metrics,
+        watch_training(console, job.steps) as watch,
+        _stop_signals() as stop,
+    ):
+        log = events.EventLog([*sinks, *metrics, watch])
         with Checkpointer(
             job.url,
             model=training.model,
@@ -122,7 +133,13 @@ def _step(ck: Checkpointer, model: Any, optimizers: Any, losses: Mapping[int, li
         ck.recover(failed)
 
 
-def find_plan(url: str, recipe: Recipe, *, interval: int) -> Plan:
+def find_plan(
+    url: str,
+    recipe: Recipe,
+    *,
+    interval: int,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Plan:
     """The plan of the run that is there, or a new one.
 
     Raises:
@@ -133,12 +150,12 @@ def find_plan(url: str, recipe: Recipe, *, interval: int) -> Plan:
     from holdfast.recsys.train import Plan, check_same, choose_skew, parse_plan
 
     try:
-        run = runs.open(url)
+        run = runs.open(url, storage_options=storage_options)
     except NotFoundError:
         run = None
     if run is None or not run.steps:
         return Plan(recipe, choose_skew(recipe, interval=interval))
-    saved = run.dense(run.steps[-1])["extras"].get("plan")
+    saved = (run.dense(run.steps[-1])["extras"] or {}).get("plan")
     if saved is None:
         raise InvalidRequestError(
             "the run there was not made by 'holdfast train'", url=run.url, todo="give another --url"

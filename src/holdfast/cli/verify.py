@@ -6,10 +6,17 @@ import time
 
 import typer
 
-from holdfast.cli.output import Json, Url, show, stderr
+from holdfast.cli.output import (
+    Json,
+    StorageOptions,
+    Url,
+    parse_storage_options,
+    show,
+    stderr,
+)
 
 
-def verify(url: Url, as_json: Json = False) -> None:
+def verify(url: Url, storage_options: StorageOptions = None, as_json: Json = False) -> None:
     """Read and check every byte of a run. Exit code 1 if anything is damaged."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
@@ -19,7 +26,7 @@ def verify(url: Url, as_json: Json = False) -> None:
     from holdfast.report.soundness import DamageLine, Soundness, render
     from holdfast.storage import open_storage
 
-    storage = open_storage(url)
+    storage = open_storage(url, **parse_storage_options(storage_options))
     started = time.perf_counter()
     columns = (TextColumn("verifying"), BarColumn(), DownloadColumn())
     with Progress(*columns, console=stderr(), transient=True) as bar:

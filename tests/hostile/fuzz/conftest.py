@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +24,15 @@ def little_memory() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
+@pytest.fixture(scope="session")
+def written_grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Written once: it takes longer than most tests."""
+    folder = tmp_path_factory.mktemp("grid")
+    write_grid_store(open_storage(str(folder)), TABLES[:2])
+    return folder
+
+
 @pytest.fixture
-def grid(tmp_path: Path) -> Store:
-    write_grid_store(open_storage(str(tmp_path)), TABLES[:2])
+def grid(written_grid: Path, tmp_path: Path) -> Store:
+    shutil.copytree(written_grid, tmp_path, dirs_exist_ok=True)
     return Store(tmp_path)

@@ -19,6 +19,7 @@ from holdfast.checkpoint import kills as killing
 from holdfast.checkpoint.catalog import SegmentEntry
 from holdfast.checkpoint.checksum import as_hex, checksum
 from holdfast.checkpoint.codec import parse_codec
+from holdfast.checkpoint.destination import whole
 from holdfast.checkpoint.fetch import Read
 from holdfast.checkpoint.kills import Vector
 from holdfast.checkpoint.object import Extent
@@ -103,7 +104,8 @@ def scatter(data: bytes, targets: list[np.ndarray], kills: killing.Kills) -> Non
     The lying segment is taken alone, and between two good ones.
     """
     stored = killing.from_bytes(killing.to_bytes(kills), through=99, where="here")
-    table = Scatter({"t": targets}, {"t": SCHEMA}, stored, 21)
+    schemas = {"t": SCHEMA}
+    table = Scatter(whole({"t": targets}, schemas), schemas, stored, 21)
     for parts in ([data], [SEGMENTS[0], data, SEGMENTS[-1]]):
         places, at = [], 0
         for part in parts:

@@ -176,7 +176,7 @@ def test_restore_of_a_damaged_step_leaves_no_file(call, trained: Path, tmp_path:
 
 
 def test_rows_are_parsed_strictly() -> None:
-    from holdfast.cli.export import parse_rows
+    from holdfast.interchange.weightsfile import parse_rows
 
     for text in ("", "1:2:3", "-1:4", "-1", "1.5:2", "٣:4", "٣", "3,", ",3", "3,,4", "9" * 30, "a"):
         with pytest.raises(InvalidRequestError):
@@ -211,7 +211,7 @@ def test_rows_of_a_grid_come_in_the_order_they_were_asked_for(
 def test_rows_are_read_in_pieces(
     call, gridded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.cli import export
+    from holdfast.interchange import weightsfile as export
 
     monkeypatch.setattr(export, "PIECE_BYTES", 2000)
     out = tmp_path / "rows"

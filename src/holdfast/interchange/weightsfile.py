@@ -11,7 +11,7 @@ Invariants:
   by a semicolon.
 - Only segments that can hold the rows are read, a piece of ``PIECE_BYTES`` at a time.
 
-Not here: options (restore.py), decoding (checkpoint/restore.py).
+Not here: options (cli/restore.py), decoding (checkpoint/restore.py).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from holdfast.checkpoint.counting import counted
 from holdfast.checkpoint.run import Run
-from holdfast.cli.counting import counted
 from holdfast.errors import InvalidRequestError, NotFoundError
+from holdfast.interchange.wholeness import whole_file
 from holdfast.schema import TableSchema
 
 # safetensors' words for the types a dense state may hold
@@ -106,7 +106,7 @@ def export(
         )
     head = _header(entries, metadata)
     total = len(head) + sum(entry.bytes for entry in entries)
-    with _whole_or_nothing(out) as temporary:
+    with whole_file(out) as temporary:
         with temporary.open("wb") as file:
             file.write(head)
             file.truncate(total)
@@ -125,7 +125,8 @@ def export(
                 file.write(_raw(tensor))
             file.flush()
             os.fsync(file.fileno())
-    alive = [s for s in run.catalog.alive(step) if s.table in bounds]
+    stored = {part.name for table in bounds for part in run.stored(step, table)}
+    alive = [s for s in run.catalog.alive(step) if s.table in stored]
     return Exported(
         out,
         step,
@@ -309,18 +310,3 @@ def _pieces(bounds: Sequence[tuple[int, int]], most: int) -> Iterator[np.ndarray
                 waiting, room = [], most
     if waiting:
         yield np.concatenate(waiting)
-
-
-@contextmanager
-def _whole_or_nothing(out: Path) -> Iterator[Path]:
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.part")
-    try:
-        yield temporary
-        temporary.replace(out)
-        folder = os.open(out.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -1,0 +1,182 @@
+"""A step's state as torch would have it, tables still without numbers; and the numbers, into files.
+
+    run, step -> a state_dict whose tables are placeholders -> torch writes it without numbers
+    -> rows are decoded straight into the mapped file
+
+Invariants:
+- No table is ever whole in memory: a placeholder takes room in no memory, a mapped file can leave.
+- Every tensor of what was written is filled, tables and others.
+
+Not here: the formats (torchfile.py, dcpfolder.py).
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.checkpoint.run import Run
+from holdfast.errors import InvalidRequestError
+from holdfast.interchange.torchzip import TensorRef
+from holdfast.modelstate import Order, is_unnamed
+from holdfast.schema import WEIGHT, TableSchema
+
+OnTable = Callable[[int, int], None]
+
+# of Linux; Python knows it by name from 3.13 on
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+_INSTEAD = "export weights alone: --weights-only"
+
+
+@dataclass(frozen=True, slots=True)
+class Handout:
+    """A step's state. ``columns`` says of a placeholder (by ``id``) which column it stands for."""
+
+    run: Run
+    step: int
+    model: dict[str, Any]
+    optimizers: dict[str, dict[str, Any]]
+    parameters: dict[str, list[str | None]]
+    columns: dict[int, tuple[str, int]] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """Rows of all tables."""
+        return sum(schema.rows for schema in self.run.tables(self.step))
+
+
+def hand_out(run: Run, step: int, *, weights_only: bool) -> Handout:
+    """A step's state as ``state_dict()`` gives it, with placeholders for tables and row state.
+
+    Raises:
+        NotFoundError: no such step.
+        InvalidRequestError: the checkpoint does not say which optimizer holds a table's state.
+    """
+    schemas = run.tables(step)
+    dense = run.dense(step)
+    columns: dict[int, tuple[str, int]] = {}
+
+    def place(schema: TableSchema, column: int, shape: tuple[int, ...]) -> torch.Tensor:
+        made = _placeholder(shape)
+        columns[id(made)] = (schema.name, column)
+        return made
+
+    model: dict[str, Any] = dict(dense["model"])
+    for schema in schemas:
+        model[schema.name] = place(schema, 0, (schema.rows, schema.columns[0].width))
+    for alias, name in dense.get("aliases", {}).items():
+        model[alias] = model[name]
+    if weights_only:
+        return Handout(run, step, model, {}, {}, columns)
+    orders = dense.get("parameters", {})
+    optimizers: dict[str, dict[str, Any]] = {}
+    parameters: dict[str, list[str | None]] = {}
+    for key, stored in (dense["optimizers"] or {}).items():
+        optimizers[key], parameters[key] = _pack(stored, orders.get(key, ()))
+    homes = {
+        name: (key, index)
+        for key, names in parameters.items()
+        for index, name in enumerate(names)
+        if name is not None
+    }
+    for table, scalars in dense.get("table_state", {}).items():
+        if table in homes and scalars:
+            key, index = homes[table]
+            optimizers[key]["state"].setdefault(index, {}).update(scalars)
+    for schema in schemas:
+        for column, each in enumerate(schema.columns):
+            if each.name == WEIGHT and column == 0:
+                continue
+            if schema.name not in homes:
+                raise InvalidRequestError(
+                    "the checkpoint does not say whose state a table's is", table=schema.name,
+                    column=each.name, todo=_INSTEAD,
+                )  # fmt: skip
+            key, index = homes[schema.name]
+            shape = tuple(dense["row_state_shapes"][schema.name][each.name])
+            state = optimizers[key]["state"].setdefault(index, {})
+            state[each.name] = place(schema, column, shape)
+    for packed in optimizers.values():
+        packed["state"] = dict(sorted(packed["state"].items()))
+    return Handout(run, step, model, optimizers, parameters, columns)
+
+
+def _pack(stored: Mapping[str, Any], order: Order) -> tuple[dict[str, Any], list[str | None]]:
+    """An optimizer's dense state as its ``state_dict()``, with all its parameters, and their names.
+
+    Without tables' state. Of checkpoints that have it by positions the names are not known.
+
+    >>> stored = {"named": {"b": {"step": 2}}, "param_groups": [{"lr": 1, "params": ["b"]}]}
+    >>> packed, names = _pack(stored, [["t", "b"]])
+    >>> packed["state"], packed["param_groups"], names
+    ({1: {'step': 2}}, [{'lr': 1, 'params': [0, 1]}], ['t', 'b'])
+    """
+    groups: list[dict[str, Any]] = [dict(group) for group in stored["param_groups"]]
+    if "state" in stored:
+        state = {index: dict(entries) for index, entries in stored["state"].items()}
+        return {"state": state, "param_groups": groups}, [None for g in groups for _ in g["params"]]
+    order = order or [group["params"] for group in groups]
+    names = [name for group in order for name in group]
+    number = {name: index for index, name in enumerate(names)}
+    for group, members in zip(groups, order, strict=True):
+        group["params"] = [number[name] for name in members]
+    state = {number[name]: dict(entries) for name, entries in stored["named"].items()}
+    told = [None if is_unnamed(name) else name for name in names]
+    return {"state": state, "param_groups": groups}, told
+
+
+def _placeholder(shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor that nobody looks into: address space without memory behind it."""
+    size = math.prod(shape) * 4
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+    room = mmap.mmap(-1, max(1, size), flags=flags)
+    return torch.frombuffer(room, dtype=torch.float32, count=math.prod(shape)).view(shape)
+
+
+def fill(handout: Handout, places: list[tuple[torch.Tensor, TensorRef]], on_table: OnTable) -> None:
+    """Put every number where it belongs in the files: dense tensors, then tables one by one.
+
+    Raises:
+        CorruptDataError: the checkpoint is damaged.
+    """
+    targets: dict[tuple[str, int], list[TensorRef]] = {}
+    for tensor, ref in places:
+        column = handout.columns.get(id(tensor))
+        if column is not None:
+            targets.setdefault(column, []).append(ref)
+        elif tensor.numel():
+            flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+            np.copyto(ref.map("r+"), flat)
+    schemas = handout.run.tables(handout.step)
+    for done, schema in enumerate(schemas):
+        on_table(done, len(schemas))
+        keys = [(schema.name, column) for column in range(len(schema.columns))]
+        held = [targets[key] for key in keys if key in targets]
+        flats = [refs[0].map("r+") for refs in held]
+        arrays = [flat_B.view(np.float32).reshape(schema.rows, -1) for flat_B in flats]
+        handout.run.restore_into(handout.step, {schema.name: arrays})
+        for flat_B, refs in zip(flats, held, strict=True):
+            for ref in refs[1:]:  # a table that modules share, where a format keeps it for each
+                if ref != refs[0]:
+                    np.copyto(ref.map("r+"), flat_B)
+    on_table(len(schemas), len(schemas))
+
+
+def check_skips_data() -> None:
+    """Refuse a torch that cannot write files without numbers.
+
+    Raises:
+        InvalidRequestError: it is too old.
+    """
+    if not hasattr(torch.serialization, "skip_data"):
+        raise InvalidRequestError(
+            "this torch cannot write a file table by table", torch=torch.__version__,
+            todo="use torch 2.6 or newer, or export safetensors",
+        )  # fmt: skip
