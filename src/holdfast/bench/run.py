@@ -24,6 +24,7 @@ SECTIONS = (
     "overhead",
     "reduction",
     "peers",
+    "torchrec",
     "grid",
     "gridstudy",
     "growth",

@@ -1,0 +1,174 @@
+"""What the ranks do in the tests: train, save, restore, and tell what they hold."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import runpy
+from typing import Any
+
+import numpy as np
+import torch
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+
+import holdfast as hf
+from holdfast.checkpoint.tracker import LookupTracker
+from holdfast.kernels import bitmap
+from holdfast.modelstate import ModelState
+from tests.torchrec.cases import EXAMPLE, Pieces
+from tests.torchrec.models import (
+    Local,
+    Model,
+    Trainer,
+    make_optimizers,
+    make_plain_pieces,
+    unsupported_bags,
+)
+
+
+def make_checkpointer(url: str, trainer: Trainer, **settings: Any) -> hf.Checkpointer:
+    """A checkpointer that keeps every bit."""
+    settings = {"codec": "fp32", "tracking": trainer.tracking, **settings}
+    return hf.Checkpointer(url, model=trainer.model, optimizer=trainer.optimizers, **settings)
+
+
+def track(*, optimizer: str, layout: int, steps: int) -> dict[str, list[tuple[set[int], set[int]]]]:
+    """By stored table and step: the rows that were marked, and those that differ from before."""
+    trainer = Trainer(optimizer=optimizer, layout=layout)
+    tables = ModelState(trainer.model, trainer.optimizers).tables
+    tracker = LookupTracker(tables)
+    cursor = tracker.cursor()
+    found: dict[str, list[tuple[set[int], set[int]]]] = {table.name: [] for table in tables}
+    for step in range(steps):
+        before = Local(trainer).copy()
+        trainer.evaluate(100 + step)  # looks up other rows, and changes none
+        trainer.train(range(step, step + 1))
+        after = Local(trainer).copy()
+        marks = cursor.advance()
+        for table in tables:
+            index = [c for _, c, _ in after[table.whole_name]].index(table.piece.floats.start)
+            old, new = before[table.whole_name][index][2], after[table.whole_name][index][2]
+            differs = np.zeros(table.rows, bool)
+            for column in old:
+                differs |= (old[column] != new[column]).reshape(table.rows, -1).any(1)
+            marked = bitmap.ids(marks[table.name], 0, table.rows)
+            found[table.name].append((set(marked.tolist()), set(np.flatnonzero(differs).tolist())))
+    tracker.close()
+    return found
+
+
+def save(
+    *, url: str, optimizer: str, layout: int, strategy: str, saves: tuple[int, ...]
+) -> list[Pieces]:
+    """Train, and save after these steps; what was held at each."""
+    trainer = Trainer(optimizer=optimizer, layout=layout)
+    held: list[Pieces] = []
+    with make_checkpointer(url, trainer, strategy=strategy) as ck:
+
+        def after(step: int) -> None:
+            ck.step()
+            if step + 1 in saves:
+                held.append(Local(trainer).copy())
+                ck.save()
+
+        trainer.train(range(saves[-1]), after=after)
+    return held
+
+
+def restore(*, url: str, optimizer: str, layout: int, step: int) -> Pieces:
+    """What is held after a restore into a model that was trained otherwise."""
+    trainer = Trainer(optimizer=optimizer, layout=layout, seed=9)
+    trainer.train(range(50, 52))
+    with make_checkpointer(url, trainer) as ck:
+        assert ck.restore(step) == step
+        held = Local(trainer).copy()
+    trainer.train(range(step, step + 1))  # what was restored can be trained on
+    return held
+
+
+def restore_plain(*, url: str, optimizer: str, step: int) -> Pieces:
+    """The same, into the model as it is without sharding."""
+    torch.manual_seed(9)
+    model = Model()
+    optimizers = make_optimizers(model, optimizer)
+    with hf.Checkpointer(
+        url, model=model, optimizer=optimizers, codec="fp32", tracking="hash"
+    ) as ck:
+        assert ck.restore(step) == step
+        return make_plain_pieces(model, optimizers)
+
+
+def resume(
+    *, url: str, optimizer: str, layout: int, stop: int, until: int
+) -> tuple[Pieces, Pieces]:
+    """What is held in the end: trained at one go, and stopped and resumed by another model."""
+    whole = Trainer(optimizer=optimizer, layout=layout)
+    whole.train(range(until))
+    first = Trainer(optimizer=optimizer, layout=layout)
+    with make_checkpointer(url, first) as ck:
+        first.train(range(stop), after=lambda step: ck.step())
+        ck.save()
+    second = Trainer(optimizer=optimizer, layout=layout, seed=9)
+    with make_checkpointer(url, second) as ck:
+        assert ck.resume() == stop
+        second.train(range(stop, until), after=lambda step: ck.step())
+    return Local(whole).copy(), Local(second).copy()
+
+
+def example(*, url: str, steps: int) -> None:
+    """The example's training, at one go."""
+    found = runpy.run_path(str(EXAMPLE))
+    with contextlib.redirect_stdout(io.StringIO()):
+        found["train"](url, steps)
+
+
+def refusals() -> dict[str, str]:
+    """What is said of models that are not supported, by what is wrong with them."""
+    said = {}
+    for wrong, bags in unsupported_bags().items():
+        try:
+            ModelState(bags, None)
+        except hf.InvalidRequestError as error:
+            said[wrong] = str(error)
+    return said
+
+
+def combined(*, url: str) -> dict[str, Any]:
+    """Save with TorchRec's optimizer of all optimizers, resume with another; what it sees then."""
+    first = Trainer(optimizer="rowwise-adagrad")
+    one = combine(first)
+    with hf.Checkpointer(url, model=first.model, optimizer=one, codec="fp32") as ck:
+        for group in first.model.fused_optimizer.param_groups:
+            group["lr"] = 0.025
+        first.model.fused_optimizer.step()
+        first.train(range(2), after=lambda step: ck.step())
+        ck.save()
+    second = Trainer(optimizer="rowwise-adagrad", seed=9)
+    other = combine(second)
+    with hf.Checkpointer(url, model=second.model, optimizer=other, codec="fp32") as ck:
+        ck.resume()
+        restored = Local(second).copy()
+    saved = Local(first).copy()
+    for trainer in (first, second):
+        trainer.train(range(2, 4))
+    wrappers = [part for _, part in other.optimizers if isinstance(part, KeyedOptimizerWrapper)]
+    return {
+        "saved": saved,
+        "restored": restored,
+        "once": Local(first).copy(),
+        "resumed": Local(second).copy(),
+        "is_joined": [part.state is part._optimizer.state for part in wrappers]
+        + [part.param_groups is part._optimizer.param_groups for part in wrappers],
+        "rates": [group["lr"] for group in second.model.fused_optimizer.param_groups],
+    }
+
+
+def combine(trainer: Trainer) -> CombinedOptimizer:
+    """One optimizer of the fused ones and of the torch optimizers of a trainer."""
+    names = {id(p): name for name, p in trainer.model.named_parameters()}
+    wrapped = []
+    for optimizer in trainer.optimizers.values():
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        named = {names[id(p)]: p for p in parameters}
+        wrapped.append(KeyedOptimizerWrapper(named, lambda _, made=optimizer: made))
+    return CombinedOptimizer([trainer.model.fused_optimizer, *wrapped])
