@@ -3,13 +3,24 @@ PYTHON ?= python3
 PY := .venv/bin/python
 READY := .venv/.ready
 
-.PHONY: run test lint bench clean
+.PHONY: run test soak lint bench clean
 
 run: $(READY)
 	$(PY) -m holdfast.cli.main demo
 
 test: $(READY) lint
 	$(PY) -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+
+# What is left to chance, TIMES as often: clusters whose servers crash at random messages, trainings
+# killed at random moments, and every property and state machine with new examples. An hour or two;
+# a failure prints its seed or its example.
+TIMES ?= 20
+soak: $(READY)
+	HOLDFAST_CHAOS_RUNS=$$((8 * $(TIMES))) HOLDFAST_KILLS=$$((200 * $(TIMES))) \
+	HOLDFAST_EXAMPLES=$(TIMES) \
+	HOLDFAST_S3_CASES=$$((2 * $(TIMES))) HOLDFAST_S3_KILLS=$$((6 * $(TIMES))) \
+	$(PY) -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --timeout 7200 \
+	  -m "soak or hypothesis"
 
 lint: $(READY)
 	$(PY) -m ruff check .
@@ -19,11 +30,13 @@ lint: $(READY)
 bench: $(READY)
 	$(PY) -m holdfast.cli.main bench --out docs/benchmarks.md
 
-# torch comes first and pinned: anything looser pulls gigabytes of CUDA packages.
+# torch comes first and pinned: anything looser pulls gigabytes of CUDA packages. So does TorchRec,
+# which asks for fbgemm-gpu: it comes last, without dependencies, with the build for CPUs.
 $(READY): pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv .venv
 	$(PY) -m pip install -q torch==2.13.0
-	$(PY) -m pip install -q -e '.[dev]'
+	$(PY) -m pip install -q torch==2.13.0 -e '.[dev]'
+	$(PY) -m pip install -q --no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0
 	touch $(READY)
 
 clean:

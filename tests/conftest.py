@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
 from torch import nn
 
-from holdfast.tables import ModelState
+from holdfast.modelstate import ModelState
+from tests.s3servers import Moto, Rclone, Server
 
 settings.register_profile("holdfast", deadline=None)  # no test is about how long it takes
 settings.load_profile("holdfast")
+EXAMPLES = int(os.environ.get("HOLDFAST_EXAMPLES", "1"))  # times as many as a test asks for
 
 # A runner in the background ignores Ctrl-C, and so would every process that tests start; one
 # started from a terminal does not.
@@ -24,22 +27,65 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 TESTS = Path(__file__).parent
-ALONE = ("cluster", "unit/bench", "unit/cli/test_cluster.py", "unit/cli/test_demo.py",
-         "unit/recsys/test_clustertrain.py")  # fmt: skip
+
+# What begins first where several processes share the work. Kernels: each is compiled by the one
+# process that tests it, and all others, servers included, load it from the cache. Then whatever
+# takes long, longest first, so that no process is left alone with it at the end.
+ORDER = ("unit/kernels", "unit/bench", "torchrec", "ranks", "cluster", "unit/cli", "unit/recsys",
+         "crash", "hostile", "unit/cluster", "model", "unit/checkpoint")  # fmt: skip
+# Folders that stay together: one run of all sections, or one pool of processes, serves their tests.
+WHOLE = ("unit/bench", "ranks", "torchrec")
+# Whose tests may each run in another process: they take long, and share nothing.
+SPREAD = ("cluster", "crash", "hostile/test_bit_flips.py", "unit/cli/test_cluster.py",
+          "unit/cli/test_demo.py", "unit/recsys")  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Which tests stay together where several processes share the work: those of a file, and all
-    that start servers or measure, which would disturb each other. These take longest, and begin."""
-    places = {item: is_alone(item.path) for item in items}
-    for item, alone in places.items():
-        item.add_marker(pytest.mark.xdist_group("alone" if alone else str(item.path)))
-    items.sort(key=lambda item: not places[item])
+    """Which tests stay together, and what begins, where several processes share the work.
+
+    Tests of a file stay together, but for those that take long; of some folders all do. A file that
+    needs more says so itself by an xdist_group: one process at a time has a Ray.
+    """
+    items.sort(key=lambda item: order_of(item.path))
+    for item in items:
+        is_spread = any(is_in(item.path, place) for place in SPREAD)
+        if not is_spread and item.get_closest_marker("xdist_group") is None:
+            folder = next((place for place in WHOLE if is_in(item.path, place)), None)
+            together = folder or str(item.path)
+            item.add_marker(pytest.mark.xdist_group(together))
+    if EXAMPLES > 1:
+        enlarge(items)
 
 
-def is_alone(path: Path) -> bool:
-    """Whether tests of this file wait for others of their kind."""
-    return any(path.is_relative_to(TESTS / place) for place in ALONE)
+def enlarge(items: list[pytest.Item]) -> None:
+    """More examples for every property and state machine, and others each time."""
+    done = set()
+    for item in items:
+        if not isinstance(item, pytest.Function) or not is_hypothesis_test(item.obj):
+            continue
+        # A state machine's settings are its test case's; a property's stay with its function.
+        function = getattr(item.obj, "__func__", item.obj)
+        is_machine = hasattr(item.cls, "settings")
+        found = item.cls if is_machine else function
+        name = "settings" if is_machine else "_hypothesis_internal_use_settings"
+        if found in done:
+            continue
+        done.add(found)
+        asked = getattr(found, name, None) or settings.default
+        more = settings(
+            asked, max_examples=EXAMPLES * asked.max_examples, derandomize=False, print_blob=True
+        )
+        setattr(found, name, more)
+
+
+def order_of(path: Path) -> int:
+    """The place of a file's tests among all."""
+    return next((n for n, place in enumerate(ORDER) if is_in(path, place)), len(ORDER))
+
+
+def is_in(path: Path, place: str) -> bool:
+    """Whether a file is this one, or in this folder."""
+    return path.is_relative_to(TESTS / place)
 
 
 class TinyModel(nn.Module):
@@ -120,3 +166,22 @@ def seeded() -> None:
     """The same random numbers in every run."""
     torch.manual_seed(7)
     np.random.seed(7)
+
+
+@pytest.fixture(scope="session")
+def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """An S3 server whose objects are files, and which ignores conditions."""
+    yield from serving(Rclone(tmp_path_factory.mktemp("rclone")))
+
+
+@pytest.fixture(scope="session")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """An S3 server that honours conditions."""
+    yield from serving(Moto(tmp_path_factory.mktemp("moto")))
+
+
+def serving(server: Server) -> Iterator[Server]:
+    """A server for as long as it is needed."""
+    server.start()
+    yield server
+    server.kill()

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
         NotFoundError,
         UnavailableError,
     )
+    from holdfast.interchange.importer import Imported, import_checkpoint
+    from holdfast.pieces import Piece
     from holdfast.placement import Placement
 
 __all__ = [
@@ -50,9 +52,11 @@ __all__ = [
     "FailureEstimate",
     "GrantedLoader",
     "HoldfastError",
+    "Imported",
     "InvalidRequestError",
     "Keep",
     "NotFoundError",
+    "Piece",
     "Placement",
     "Pls",
     "Priority",
@@ -63,6 +67,7 @@ __all__ = [
     "Strategy",
     "UnavailableError",
     "VerifyReport",
+    "import_checkpoint",
     "open",
     "verify",
 ]
@@ -80,6 +85,8 @@ _HOMES = {
     "checkpoint.strategy": ("Strategy",),
     "checkpoint.verify": ("VerifyReport", "verify"),
     "checkpoint.save": ("Save", "SaveStats"),
+    "interchange.importer": ("Imported", "import_checkpoint"),
+    "pieces": ("Piece",),
     "placement": ("Placement",),
     "errors": (
         "ConflictError",

@@ -1,11 +1,18 @@
 """What a table looks like, without its values: names, rows, columns. Needs nothing, not even NumPy.
 
 A model's tables (tables.py), a cluster's (cluster/store.py) and a catalog's are described alike.
+
+A table may be **cut** by columns (column-wise sharding): then it is stored as several, each with
+all rows and some of the floats of a row, and each with row state of its own. ``cuts_of`` says which
+stored tables make up which table.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from holdfast.errors import InvalidRequestError
 
 WEIGHT = "weight"
 
@@ -19,14 +26,108 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """Which floats of a wider table's rows a stored table holds: from ``start`` on, as many as it
+    is wide."""
+
+    table: str
+    start: int
+    width: int
+    """Floats of a whole row."""
+
+
+@dataclass(frozen=True, slots=True)
 class TableSchema:
-    """What a table looks like, without its values."""
+    """What a stored table looks like, without its values; a whole table where ``cut`` is None."""
 
     name: str
     rows: int
     columns: tuple[Column, ...]
+    cut: Cut | None = None
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one fp32 row with its state."""
         return 4 * sum(column.width for column in self.columns)
+
+    @property
+    def width(self) -> int:
+        """Floats of a row's weights."""
+        return self.columns[0].width
+
+    @property
+    def start(self) -> int:
+        """Where its floats begin in a whole row."""
+        return 0 if self.cut is None else self.cut.start
+
+    @property
+    def whole_name(self) -> str:
+        """The name of the table it is, or is a cut of."""
+        return self.name if self.cut is None else self.cut.table
+
+    @property
+    def whole_width(self) -> int:
+        """Floats of a whole row's weights."""
+        return self.width if self.cut is None else self.cut.width
+
+
+def cuts_of(schemas: Iterable[TableSchema]) -> dict[str, tuple[TableSchema, ...]]:
+    """The stored tables of each table, by the floats they hold, ascending.
+
+    Raises:
+        InvalidRequestError: cuts of a table overlap, leave floats out, or differ in rows or state.
+    """
+    found: dict[str, list[TableSchema]] = {}
+    for schema in schemas:
+        found.setdefault(schema.whole_name, []).append(schema)
+    return {name: _check_cuts(name, parts) for name, parts in found.items()}
+
+
+def _check_cuts(name: str, parts: list[TableSchema]) -> tuple[TableSchema, ...]:
+    parts = sorted(parts, key=lambda part: part.start)
+    end = 0
+    for part in parts:
+        is_next = part.start == end and part.rows == parts[0].rows
+        has_same_state = [c.name for c in part.columns] == [c.name for c in parts[0].columns]
+        if not is_next or not has_same_state or part.whole_width != parts[0].whole_width:
+            raise InvalidRequestError(
+                "the cuts of a table do not make it up",
+                table=name,
+                cuts=[(p.start, p.start + p.width, p.rows) for p in parts],
+                todo="cut every row at the same floats, and give every cut the same row state",
+            )
+        end += part.width
+    if end != parts[0].whole_width:
+        raise InvalidRequestError(
+            "the cuts of a table do not make it up",
+            table=name,
+            width=parts[0].whole_width,
+            found=end,
+        )
+    return tuple(parts)
+
+
+def whole_schema(parts: tuple[TableSchema, ...]) -> TableSchema:
+    """A table as it is without cuts.
+
+    Row state is as wide as the weights (one number a float) or not (numbers of a row): the first
+    is cut with them, of the second every cut has its own, and the whole table one.
+
+    >>> cut = TableSchema("t[0:4]", 9, (Column("weight", 4), Column("sum", 1)), Cut("t", 0, 8))
+    >>> other = TableSchema("t[4:8]", 9, (Column("weight", 4), Column("sum", 1)), Cut("t", 4, 8))
+    >>> [(column.name, column.width) for column in whole_schema((cut, other)).columns]
+    [('weight', 8), ('sum', 1)]
+    """
+    if len(parts) == 1 and parts[0].cut is None:
+        return parts[0]
+    columns = tuple(
+        Column(c.name, sum(p.columns[index].width for p in parts) if is_of_floats(parts, index)
+               else c.width)
+        for index, c in enumerate(parts[0].columns)
+    )  # fmt: skip
+    return TableSchema(parts[0].whole_name, parts[0].rows, columns)
+
+
+def is_of_floats(parts: tuple[TableSchema, ...], column: int) -> bool:
+    """Whether a column holds one number for each float of a row, rather than numbers of a row."""
+    return all(part.columns[column].width == part.width for part in parts)

@@ -1,12 +1,17 @@
 """A model's tables and their row state, found by themselves.
 
-First thing in the flow: from a model and its optimizers to (a) tables, each a set of columns over
-the same rows (the weights first, then the optimizer's row state), and (b) dense state, which is
-everything else. What is a table is decided here and nowhere else.
+First thing in the flow: from a model and its optimizers to its tables, each a set of columns over
+the same rows (the weights first, then the optimizer's row state). What is a table is decided here
+and nowhere else; what is left is dense state (modelstate.py).
+
+A process may hold a table whole or a piece of it (pieces.py). A ``Table`` is what it holds: its
+rows are local, counted from 0, and only its piece knows what they are called elsewhere. A library
+that shards models by itself brings tables of its own: subclasses that override some methods
+(*adapters*), found by the module that ``ADAPTERS`` names for its package.
 
 Invariants:
-- A tensor belongs to exactly one of the two: no tensor is saved twice, none is left out.
-- Columns of a table share row ids: row ``i`` of every column is one record.
+- Columns of a table share rows: row ``i`` of every column is one record.
+- A table's ``name`` is that of the stored table, and unique in a process.
 
 Not here: which rows changed (checkpoint/tracker.py), how rows become bytes (checkpoint/codec.py).
 
@@ -16,59 +21,86 @@ Not here: which rows changed (checkpoint/tracker.py), how rows become bytes (che
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from holdfast.errors import CorruptDataError, InvalidRequestError
+from holdfast.errors import InvalidRequestError
 from holdfast.kernels import rows as row_kernels
+from holdfast.pieces import Piece
 from holdfast.placement import Placement
-from holdfast.schema import WEIGHT, Column, TableSchema
+from holdfast.schema import Column, TableSchema
 
+Mark = Callable[[np.ndarray], None]  # takes local rows that training has just changed
+ADAPTERS: dict[str, str] = {"torchrec": "holdfast.torchrec"}
+"""By package: the module whose ``claim(model, optimizers)`` returns what it ``Claimed`` and whose
+``unwrap(optimizer)`` the torch optimizers inside one of the package's, or None if it is not one. It
+is asked only where the package is loaded."""
 
-def as_optimizers(optimizer: Any) -> dict[str, torch.optim.Optimizer]:
-    """One optimizer, several, or a mapping of them, each under a stable name."""
-    if optimizer is None:
-        return {}
-    if isinstance(optimizer, Mapping):
-        named = {str(name): item for name, item in optimizer.items()}
-    elif isinstance(optimizer, Sequence):
-        named = {str(index): item for index, item in enumerate(optimizer)}
-    else:
-        named = {"0": optimizer}
-    for name, item in named.items():
-        if not isinstance(item, torch.optim.Optimizer):
-            raise InvalidRequestError(
-                "not an optimizer",
-                name=name,
-                type=type(item).__name__,
-                todo="pass a torch.optim.Optimizer, a list of them or a dict of them",
-            )
-    return named
+# Optimizers that move only rows with a gradient; by name, since TorchRec need not be there.
+_FOLLOWS_GRADIENTS = (
+    "torch.optim.sgd.SGD",
+    "torch.optim.adagrad.Adagrad",
+    "torch.optim.sparse_adam.SparseAdam",
+    "torchrec.optim.rowwise_adagrad.RowWiseAdagrad",
+)
 
 
 class Table:
-    """One embedding table of a live model: its parameter, its modules, its optimizer."""
+    """What a process holds of one embedding table: a parameter and its optimizer's row state.
+
+    Adapters override ``weight``, ``state_tensors``, ``watch``, ``unseen_mover``, ``is_current``,
+    ``scalars`` and ``load_scalars``, and ``make_room`` where row state appears late.
+    """
 
     def __init__(
         self,
         name: str,
-        parameter: nn.Parameter,
-        modules: list[nn.Module],
-        optimizer: torch.optim.Optimizer | None,
+        parameter: nn.Parameter | None,
+        modules: Sequence[nn.Module] = (),
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        piece: Piece | None = None,
     ) -> None:
-        self.name = name
-        self.parameter = parameter
-        self.modules = modules
+        """``name`` is the whole table's; ``piece`` None: all of it is held."""
+        if piece is None:
+            assert parameter is not None
+            piece = Piece(int(parameter.shape[0]), int(parameter.shape[1]))
+        self.whole_name = name if piece.table is None else piece.table
+        self.piece = piece
+        self._parameter = parameter
+        self.modules = list(modules)
         self.optimizer = optimizer
-        self.rows = int(parameter.shape[0])
-        self.width = int(parameter.shape[1])
+        self.rows = piece.local_rows
+        """How many are held here."""
+        self.width = len(piece.floats)
+        self.name = piece.schema(self.whole_name).name
+        if parameter is not None and tuple(parameter.shape) != (self.rows, self.width):
+            raise InvalidRequestError(
+                "a piece has another shape than its parameter",
+                table=self.whole_name,
+                piece=(self.rows, self.width),
+                parameter=tuple(parameter.shape),
+            )
+
+    # What adapters override.
+
+    def weight(self) -> torch.Tensor:
+        """The weights held: [rows, width], fp32, contiguous, sharing memory with the model."""
+        return self.parameter.detach()
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """The optimizer's row state that exists now (some optimizers create it late)."""
+        """The optimizer's row state that exists now, sharing memory, by the names torch.optim has.
+
+        [rows, ...], fp32, contiguous, sorted by name (some optimizers create it late).
+        """
         if self.optimizer is None:
             return {}
         state = self.optimizer.state.get(self.parameter, {})
@@ -76,19 +108,72 @@ class Table:
             key: value for key, value in sorted(state.items()) if is_row_state(value, self.rows)
         }
 
+    @property
+    def watch(self) -> Callable[[Mark], Callable[[], None]] | None:
+        """How changes are heard of: called with ``mark``, answers with what ends it. None: by
+        gradients and lookups (checkpoint/tracker.py)."""
+        return None
+
+    def unseen_mover(self) -> str | None:
+        """Of tables with a ``watch``: why it would miss rows that change; None: it misses none."""
+        return None
+
+    def is_current(self) -> bool:
+        """Whether this is still what the model trains."""
+        return all(
+            module.weight is self._parameter and (_is_table(module) or self.rows == 0)
+            for module in self.modules
+        )
+
+    def scalars(self) -> dict[str, Any]:
+        """Optimizer state of the whole table: not rows. The same wherever a piece of it is held."""
+        if self.optimizer is None:
+            return {}
+        state = self.optimizer.state.get(self.parameter, {})
+        return {key: value for key, value in state.items() if not is_row_state(value, self.rows)}
+
+    def load_scalars(self, scalars: Mapping[str, Any]) -> None:
+        """Take over what ``scalars`` gave. Of torch's optimizers modelstate.py does it."""
+
+    def make_room(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Have row state of these shapes, zeros where it is new. Of torch's optimizers
+        modelstate.py does it."""
+
+    # What holds for every table.
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        """The parameter, of tables that have one."""
+        assert self._parameter is not None
+        return self._parameter
+
+    @property
+    def has_parameter(self) -> bool:
+        """Whether it is trained by torch's own optimizers."""
+        return self._parameter is not None
+
     def schema(self) -> TableSchema:
-        """The columns as of now."""
+        """The stored table its rows belong to, with the columns as of now."""
         state = [
-            Column(key, value.numel() // max(1, self.rows))
-            for key, value in self.state_tensors().items()
+            Column(key, math.prod(value.shape[1:])) for key, value in self.state_tensors().items()
         ]
-        return TableSchema(self.name, self.rows, (Column(WEIGHT, self.width), *state))
+        return self.piece.schema(self.whole_name, tuple(state))
+
+    def state_shapes(self) -> dict[str, list[int]]:
+        """The shape of row state as if all rows were held."""
+        return {
+            key: [self.piece.rows, *value.shape[1:]] for key, value in self.state_tensors().items()
+        }
 
     def tensors(self) -> list[torch.Tensor]:
         """Every column as a [rows, width] tensor that shares memory, in schema order."""
         with torch.no_grad():
-            columns = [self.parameter.detach(), *self.state_tensors().values()]
-            return [column.view(self.rows, -1) for column in columns]
+            columns = [self.weight(), *self.state_tensors().values()]
+            widths = [column.width for column in self.schema().columns]
+            return [
+                column.detach().view(self.rows, width)
+                for column, width in zip(columns, widths, strict=True)
+            ]
 
     def arrays(self) -> list[np.ndarray]:
         """Every column as a NumPy view; a column on another device is copied to the host."""
@@ -131,17 +216,26 @@ class Table:
                 torch.from_numpy(out_ND).copy_(column[start:stop])
 
 
+def has_row_state_shape(shape: Sequence[int], dtype: torch.dtype, rows: int) -> bool:
+    """Whether numbers of this shape and type are some for every row of a table."""
+    return (
+        dtype == torch.float32 and len(shape) >= 1 and shape[0] == rows and math.prod(shape) >= rows
+    )
+
+
 def is_row_state(value: object, rows: int) -> bool:
     """Whether an optimizer's state entry holds numbers for every row of a table."""
     return (
         isinstance(value, torch.Tensor)
         and value.layout == torch.strided
-        and value.dtype == torch.float32
-        and value.ndim >= 1
-        and value.shape[0] == rows
-        and value.numel() >= rows
+        and has_row_state_shape(value.shape, value.dtype, rows)
         and value.is_contiguous()
     )
+
+
+def has_table_shape(shape: Sequence[int], dtype: torch.dtype) -> bool:
+    """Whether an embedding's weight of this shape and type is a table."""
+    return dtype == torch.float32 and len(shape) == 2 and math.prod(shape) > 0
 
 
 def _is_table(module: nn.Module) -> bool:
@@ -150,17 +244,91 @@ def _is_table(module: nn.Module) -> bool:
     weight = module.weight
     return (
         isinstance(weight, nn.Parameter)
-        and weight.dtype == torch.float32
+        and has_table_shape(weight.shape, weight.dtype)
         and weight.is_contiguous()
-        and weight.numel() > 0
     )
 
 
-def find_tables(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = ()) -> list[Table]:
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """What was wrong with a state dict: names it lacks, names it has too many, what did not fit."""
+
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What an adapter takes charge of: tables, and the names they have in ``state_dict()``.
+
+    ``load_network`` loads a state dict without them, where the model's own loading insists on them.
+    """
+
+    tables: tuple[Table, ...] = ()
+    names: frozenset[str] = frozenset()
+    load_network: Callable[[nn.Module, Mapping[str, Any]], Loading] | None = None
+
+
+def claim_tables(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Claimed:
+    """What adapters of loaded packages take charge of."""
+    found = Claimed()
+    for adapter in _adapters():
+        claimed: Claimed = adapter.claim(model, optimizers)
+        found = Claimed(
+            (*found.tables, *claimed.tables),
+            found.names | claimed.names,
+            claimed.load_network or found.load_network,
+        )
+    return found
+
+
+def unwrap_optimizer(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """The torch optimizers inside one of a loaded package; itself, if there are none to find."""
+    for adapter in _adapters():
+        inside: list[torch.optim.Optimizer] | None = adapter.unwrap(optimizer)
+        if inside is not None:
+            return inside
+    return [optimizer]
+
+
+def _adapters() -> list[ModuleType]:
+    return [import_module(home) for package, home in ADAPTERS.items() if package in sys.modules]
+
+
+def moves_unseen(optimizer: torch.optim.Optimizer | None, parameter: nn.Parameter) -> str | None:
+    """Why an optimizer would move rows of a table that have no gradient; None if it does not."""
+    groups = [] if optimizer is None else optimizer.param_groups
+    owning = [g for g in groups if any(p is parameter for p in g["params"])]
+    if not owning:
+        return "no optimizer was given that updates it"
+    group = owning[0]
+    kind = type(optimizer).__name__
+    if f"{type(optimizer).__module__}.{kind}" not in _FOLLOWS_GRADIENTS:
+        return f"{kind} may move rows that were not looked up"
+    if group.get("momentum", 0):
+        return f"{kind} with momentum keeps moving rows after their lookup"
+    if group.get("weight_decay", 0):
+        return f"{kind} with weight_decay moves every row"
+    return None
+
+
+def find_tables(
+    model: nn.Module,
+    optimizers: Iterable[torch.optim.Optimizer] = (),
+    *,
+    pieces: Mapping[str, Piece] | None = None,
+    is_replicated: bool = False,
+) -> list[Table]:
     """The model's tables in the order of its modules, each named as in ``state_dict()``.
 
     Two modules that share one weight are one table. Embeddings that are not fp32 and contiguous
-    are not tables: they go along whole as dense state.
+    are not tables: they go along whole as dense state. ``pieces`` says by the names of parameters
+    which of them are parts of larger tables; the others are whole, and the same in every process
+    if ``is_replicated``.
+
+    Raises:
+        InvalidRequestError: a table is in two optimizers, or there is no such parameter.
     """
     owner: dict[int, torch.optim.Optimizer] = {}
     shared: set[int] = set()
@@ -169,20 +337,36 @@ def find_tables(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = 
             for parameter in group["params"]:
                 if owner.setdefault(id(parameter), optimizer) is not optimizer:
                     shared.add(id(parameter))
+    left = dict(pieces or {})
     found: dict[int, Table] = {}
     for path, module in model.named_modules():
-        if not _is_table(module):
-            continue
-        weight: nn.Parameter = module.weight
-        if id(weight) in found:
-            found[id(weight)].modules.append(module)
-            continue
-        name = f"{path}.weight" if path else "weight"
-        if id(weight) in shared:
-            raise InvalidRequestError(
-                "a table is in two optimizers", table=name, todo="give each table one optimizer"
-            )
-        found[id(weight)] = Table(name, weight, [module], owner.get(id(weight)))
+        for kind, weight in module.named_parameters(recurse=False):
+            name = f"{path}.{kind}" if path else kind
+            piece = left.pop(name, None)
+            if piece is None and not (kind == "weight" and _is_table(module)):
+                continue
+            if id(weight) in found:
+                found[id(weight)].modules.append(module)
+                continue
+            if hasattr(weight, "placements"):  # a DTensor: FSDP, tensor parallelism
+                raise InvalidRequestError(
+                    "a table is a distributed tensor",
+                    table=name,
+                    todo="leave the tables out of it, or hold local tensors and declare pieces=",
+                )
+            if id(weight) in shared:
+                raise InvalidRequestError(
+                    "a table is in two optimizers", table=name, todo="give each table one optimizer"
+                )
+            if piece is None:
+                rows, width = weight.shape
+                piece = Piece(int(rows), int(width), is_replicated=is_replicated)
+            modules = [module] if isinstance(module, nn.Embedding | nn.EmbeddingBag) else []
+            found[id(weight)] = Table(name, weight, modules, owner.get(id(weight)), piece=piece)
+    if left:
+        raise InvalidRequestError(
+            "the model has no such parameter", pieces=sorted(left), todo="name them as state_dict()"
+        )
     return list(found.values())
 
 
@@ -195,175 +379,3 @@ def lose_rows(tables: Iterable[Table], placement: Placement, servers: Iterable[i
                 ids = torch.from_numpy(placement.rows_of(server, table.rows))
                 for column in table.tensors():
                     column[ids.to(column.device)] = torch.nan
-
-
-class ModelState:
-    """A live model with its optimizers: what a snapshot reads and a restore writes."""
-
-    def __init__(self, model: nn.Module, optimizer: Any = None) -> None:
-        if not isinstance(model, nn.Module):
-            raise InvalidRequestError(
-                "not a model", type=type(model).__name__, todo="pass a torch.nn.Module"
-            )
-        self.model = model
-        self.optimizers = as_optimizers(optimizer)
-        self.tables = find_tables(model, self.optimizers.values())
-        by_id = {id(table.parameter): table for table in self.tables}
-        self._table_names = {
-            name
-            for name, parameter in model.named_parameters(remove_duplicate=False)
-            if id(parameter) in by_id
-        }
-        self._by_id = by_id
-
-    def schemas(self) -> tuple[TableSchema, ...]:
-        """Every table's columns as of now."""
-        return tuple(table.schema() for table in self.tables)
-
-    def check_parameters(self) -> None:
-        """Refuse to go on with tables that the model no longer has.
-
-        Raises:
-            InvalidRequestError: a weight was replaced by another tensor, for instance by
-                ``load_state_dict(assign=True)``; its rows would be saved as they were before.
-        """
-        for table in self.tables:
-            if any(
-                module.weight is not table.parameter or not _is_table(module)
-                for module in table.modules
-            ):
-                raise InvalidRequestError(
-                    "a table's weight was replaced by another tensor",
-                    table=table.name,
-                    todo="make the Checkpointer after the model is complete",
-                )
-
-    def full_bytes(self) -> int:
-        """What all rows with their state take in fp32."""
-        return sum(schema.rows * schema.row_bytes for schema in self.schemas())
-
-    def dense(self) -> dict[str, Any]:
-        """Everything that is not a row: other parameters, buffers, optimizer scalars, groups."""
-        model = {
-            name: value
-            for name, value in self.model.state_dict().items()
-            if name not in self._table_names
-        }
-        return {
-            "model": model,
-            "optimizers": {name: self._dense_of(opt) for name, opt in self.optimizers.items()},
-            "row_state_shapes": {
-                table.name: {key: list(t.shape) for key, t in table.state_tensors().items()}
-                for table in self.tables
-            },
-        }
-
-    def _dense_of(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        packed = optimizer.state_dict()
-        tables = self._tables_by_index(optimizer)
-        state = {}
-        for index, entries in packed["state"].items():
-            rows = tables[index].rows if index in tables else None
-            state[index] = {
-                key: value
-                for key, value in entries.items()
-                if rows is None or not is_row_state(value, rows)
-            }
-        return {"state": state, "param_groups": packed["param_groups"]}
-
-    def _tables_by_index(self, optimizer: torch.optim.Optimizer) -> dict[int, Table]:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        return {
-            index: self._by_id[id(parameter)]
-            for index, parameter in enumerate(parameters)
-            if id(parameter) in self._by_id
-        }
-
-    def check_schemas(self, stored: Sequence[TableSchema]) -> None:
-        """Refuse a checkpoint of another model before anything is written.
-
-        Raises:
-            InvalidRequestError: names the first table that differs.
-        """
-        live = {table.name: table for table in self.tables}
-        for schema in stored:
-            table = live.pop(schema.name, None)
-            if table is None:
-                raise InvalidRequestError(
-                    "the checkpoint has a table that the model lacks",
-                    table=schema.name,
-                    todo="build the model as it was when the checkpoint was taken",
-                )
-            shape = (schema.rows, schema.columns[0].width)
-            if shape != (table.rows, table.width):
-                raise InvalidRequestError(
-                    "a table has another shape in the checkpoint",
-                    table=schema.name,
-                    checkpoint=shape,
-                    model=(table.rows, table.width),
-                    todo="build the model as it was when the checkpoint was taken",
-                )
-        if live:
-            raise InvalidRequestError(
-                "the model has tables that the checkpoint lacks",
-                tables=sorted(live),
-                todo="build the model as it was when the checkpoint was taken",
-            )
-
-    def load_dense(self, dense: Mapping[str, Any], schemas: Sequence[TableSchema]) -> None:
-        """Load dense state and make room for every table's row state as the schemas say.
-
-        Raises:
-            InvalidRequestError: the model's or an optimizer's structure differs.
-        """
-        missing = set(dense["optimizers"]) ^ set(self.optimizers)
-        if missing:
-            raise InvalidRequestError(
-                "the checkpoint was taken with other optimizers",
-                checkpoint=sorted(dense["optimizers"]),
-                given=sorted(self.optimizers),
-                todo="pass the same optimizers in the same order",
-            )
-        try:
-            result = self.model.load_state_dict(dense["model"], strict=False)
-        except RuntimeError as error:
-            raise InvalidRequestError(
-                "the checkpoint's dense state does not fit the model", detail=str(error)
-            ) from error
-        absent = [name for name in result.missing_keys if name not in self._table_names]
-        if absent or result.unexpected_keys:
-            raise InvalidRequestError(
-                "the checkpoint's dense state does not fit the model",
-                missing=absent,
-                unexpected=list(result.unexpected_keys),
-            )
-        shapes = dense["row_state_shapes"]
-        for schema in schemas:
-            for column in schema.columns[1:]:
-                shape = shapes[schema.name][column.name]
-                if shape[0] != schema.rows or math.prod(shape) != schema.rows * column.width:
-                    raise CorruptDataError("row state has another shape than its column",
-                                           table=schema.name, column=column.name)  # fmt: skip
-        for name, optimizer in self.optimizers.items():
-            self._load_optimizer(optimizer, dense["optimizers"][name], shapes)
-
-    def _load_optimizer(
-        self,
-        optimizer: torch.optim.Optimizer,
-        packed: Mapping[str, Any],
-        shapes: Mapping[str, Mapping[str, Sequence[int]]],
-    ) -> None:
-        state = {index: dict(entries) for index, entries in packed["state"].items()}
-        for index, table in self._tables_by_index(optimizer).items():
-            existing = table.state_tensors()
-            for key, shape in shapes.get(table.name, {}).items():
-                tensor = existing.get(key)
-                if tensor is None or list(tensor.shape) != list(shape):
-                    tensor = torch.zeros(*shape, device=table.parameter.device)
-                state.setdefault(index, {})[key] = tensor
-        try:
-            optimizer.load_state_dict({"state": state, "param_groups": packed["param_groups"]})
-        except ValueError as error:
-            raise InvalidRequestError(
-                "the checkpoint's optimizer does not fit this one", detail=str(error)
-            ) from error

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from holdfast.errors import InvalidRequestError
-from holdfast.tables import ModelState, find_tables
+from holdfast.modelstate import ModelState
+from holdfast.tables import find_tables
 from tests.conftest import TinyModel, make_optimizers, train_steps
 
 
@@ -27,7 +28,7 @@ def test_no_number_is_saved_twice_or_left_out(kind: str) -> None:
     optimizers = make_optimizers(model, kind)
     train_steps(model, optimizers, range(3))
     state = ModelState(model, optimizers)
-    dense = leaves(state.dense())
+    dense = leaves(state.dense()) + leaves(state.tables_dense())
     columns = [tensor for table in state.tables for tensor in table.tensors()]
     pointers = [t.data_ptr() for t in dense + columns if t.layout == torch.strided and t.numel()]
     assert len(pointers) == len(set(pointers))
@@ -64,7 +65,7 @@ def test_state_that_is_one_number_a_row_is_a_column_of_width_one() -> None:
     optimizer.state[model.weight]["row_sum"] = torch.rand(30)
     state = ModelState(model, optimizer)
     assert [c.width for c in state.schemas()[0].columns] == [4, 1]
-    dense, schemas = state.dense(), state.schemas()
+    dense, schemas = {**state.dense(), **state.tables_dense()}, state.schemas()
     fresh = ModelState(nn.Embedding(30, 4), None)
     fresh.optimizers = {"0": torch.optim.SGD(fresh.model.parameters(), lr=0.1)}
     fresh = ModelState(fresh.model, fresh.optimizers)

@@ -82,6 +82,8 @@ class CheckpointEntry:
     reason: str
     dense: Extent
     build_s: float = 0.0
+    ranks: tuple[Extent, ...] = ()
+    """Where many processes train: what each has of its own, its reader and random state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +340,7 @@ class Catalog:
         used = {self.grid_of(entry) for entry in self.checkpoints}
         grids = tuple(grid for grid in self.grids if grid in used)
         needed = {s.extent.object for s in segments} | {e.dense.object for e in self.checkpoints}
+        needed |= {extent.object for e in self.checkpoints for extent in e.ranks}
         needed |= {grid.kills.object for grid in grids if grid.kills is not None}
         objects = tuple(item for item in self.objects if item[0] in needed)
         return dataclasses.replace(self, segments=segments, objects=objects, grids=grids)

@@ -6,12 +6,16 @@
 
 It joins the parts: the tracker sees changes, the plan decides, the snapshot copies (the only
 stall), a ``Save`` stores in the background, and its outcome is settled on the training thread.
+Where many ranks train, each has one: they agree before they copy (agreement.py), and rank 0 commits
+for all (joint.py).
 
 Invariants:
 - Two saves never overlap: the running one is waited for or cancelled first.
 - A background failure is raised at the next ``step``, ``save`` or ``close``, exactly once.
 - The rows of a save that did not commit are in the next one.
-- A model that was restored only in part is never saved.
+- A model that was restored only in part is never saved; of many ranks none is, if one was.
+
+Not here: what changed (changed.py), base or delta (planner.py).
 """
 
 from __future__ import annotations
@@ -20,10 +24,11 @@ import atexit
 import dataclasses
 import functools
 import os
+import secrets
 import sys
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
@@ -34,44 +39,35 @@ import torch
 from holdfast import events
 from holdfast.checkpoint import commit as catalogs
 from holdfast.checkpoint import restore as restores
-from holdfast.checkpoint.baseline import (
-    SINCE_BASE,
-    CheckpointPlan,
-    Gathered,
-    Measured,
-    deltas_since,
-    gather,
-    measure,
-    plan_checkpoint,
-    restore_sizes,
-)
+from holdfast.checkpoint.agreement import Agreement, Decision
 from holdfast.checkpoint.catalog import BASE, Catalog, Recovery
-from holdfast.checkpoint.chooser import make_chooser
+from holdfast.checkpoint.changed import Changed
 from holdfast.checkpoint.extractor import Extractor
 from holdfast.checkpoint.grid import as_extract
+from holdfast.checkpoint.joint import Coordinator, Follower
 from holdfast.checkpoint.load import load_checkpoint, prepare_servers
 from holdfast.checkpoint.lost import LostSamples
-from holdfast.checkpoint.reader import check_stateful
+from holdfast.checkpoint.planner import Planner
+from holdfast.checkpoint.ranks import Ranks, find_ranks
+from holdfast.checkpoint.reader import READER, check_stateful
 from holdfast.checkpoint.retention import as_keep
 from holdfast.checkpoint.run import as_ids
-from holdfast.checkpoint.save import Save, make_order, state_codec_name
-from holdfast.checkpoint.schedule import Schedule
-from holdfast.checkpoint.selection import Selection
-from holdfast.checkpoint.settings import CANCEL, make_settings, open_log
+from holdfast.checkpoint.save import Alone, Committer, Save, make_order
+from holdfast.checkpoint.schedule import Pls, Schedule
+from holdfast.checkpoint.settings import CANCEL, Settings, make_settings, open_log
+from holdfast.checkpoint.shares import share_of
 from holdfast.checkpoint.snapshot import take_dense, take_rows
 from holdfast.checkpoint.staging import StagingPool, default_bytes_max
-from holdfast.checkpoint.strategy import CodecPlan, as_strategy, plan_codec
-from holdfast.checkpoint.tracker import LOOKUP, Marks, SinceBase, make_tracker
-from holdfast.checkpoint.unseen import Canary, check_lookups_suffice
+from holdfast.checkpoint.strategy import as_strategy
 from holdfast.checkpoint.warm import warm_kernels
-from holdfast.checkpoint.writer import RunWriter
-from holdfast.errors import HoldfastError, InvalidRequestError
+from holdfast.checkpoint.writer import FollowingWriter, RunWriter
+from holdfast.errors import HoldfastError, InvalidRequestError, UnavailableError
+from holdfast.modelstate import ModelState
+from holdfast.pieces import Piece
 from holdfast.schema import TableSchema
-from holdfast.storage import open_storage
+from holdfast.storage import as_storage
 from holdfast.storage.base import Storage
-from holdfast.tables import ModelState
-
-READER = "reader"
+from holdfast.tables import Table
 
 
 class Checkpointer:
@@ -85,12 +81,15 @@ class Checkpointer:
         optimizer: Any = None,
         reader: Any = None,
         extras: Mapping[str, Any] | None = None,
+        pieces: Mapping[str, Piece] | None = None,
         **settings: Any,
     ) -> None:
         """Watch a model; nothing is written before the first save.
 
         ``extras`` are other things with ``state_dict`` and ``load_state_dict`` that go along (a
-        scheduler, a scaler, metrics). ``settings`` are the fields of ``Settings``.
+        scheduler, a scaler, metrics). ``pieces`` says by the names of parameters which of them are
+        parts of larger tables. ``settings`` are the fields of ``Settings``. Where several ranks
+        train (torch.distributed), all make theirs together.
         """
         self.settings = make_settings(settings)
         self._strategy = as_strategy(self.settings.strategy)
@@ -101,35 +100,45 @@ class Checkpointer:
             self._strategy = dataclasses.replace(self._strategy, priority=self.settings.priority)
         self._keep = as_keep(self.settings.keep)
         self._placement = self.settings.placement
-        self._state = ModelState(model, optimizer)
+        self._ranks = find_ranks(self.settings.ranks, timeout_s=self.settings.ranks_timeout_s)
+        same = repr((self._strategy, self.settings.tracking))
+        self._agreement = None if self._ranks is None else Agreement(self._ranks, same)
+        self._decision: Decision | None = None
+        _check_ranks(self._ranks, self.settings)
+        self._state = ModelState(
+            model, optimizer, pieces=pieces, is_replicated=self._ranks is not None
+        )
         self._extras = dict(extras or {})
         if reader is not None:
             self._extras[READER] = reader
         for name, item in self._extras.items():
             check_stateful(name, item)
         self._reader = reader
-        self._plan_codec(restores=0)  # a bad codec is refused here, not at the first save
         self._log = open_log(self.settings)
-        self._storage = _as_storage(url, self.settings.storage_options)
-        self._writer = RunWriter(
-            self._storage,
-            catalogs.load_last(self._storage),
-            log=self._log,
-            clock=self.settings.clock,
+        self._planner = Planner(self._strategy, self.settings, self._log)
+        codecs = self._planner.plan_codec(restores=0)  # a bad one is refused here, not at a save
+        self._storage = as_storage(url, self.settings.storage_options)
+        found = catalogs.load_last(self._storage)
+        self._commits = self._ranks is None or self._ranks.is_coordinator
+        log, clock = self._log, self.settings.clock
+        self._run_writer = (
+            RunWriter(self._storage, found, log=log, clock=clock) if self._commits else None
         )
-        self._extractor = Extractor(self._writer, self._strategy.extract)
-        self._is_tracking_lookups = self.settings.tracking == LOOKUP and self._has_deltas
-        tables = self._state.tables if self._has_deltas else []
-        self._tracker = make_tracker(self.settings.tracking, tables, model)
-        self._cursor = self._tracker.cursor()
+        self._writer = self._run_writer or FollowingWriter(self._storage, log=log, clock=clock)
+        self._extractor = Extractor(
+            self._run_writer, self._strategy.extract if self._commits else None
+        )
+        self._changed = Changed(
+            self._state,
+            self._strategy,
+            tracking=self.settings.tracking,
+            shares=_shares(self._state.tables, self._ranks),
+            placement=self._placement,
+        )
         hot = self._strategy.priority
-        self._chooser = (
-            None if hot is None else make_chooser(hot, self._state.tables, self._tracker)
-        )
         self._schedule = Schedule(
             self.settings.every, clock=self.settings.clock, part=1.0 if hot is None else hot.r
         )
-        self._canary = Canary(tables if self._is_tracking_lookups else [])
         full_bytes = self._state.full_bytes()
         self._pool = StagingPool(
             self.settings.staging_bytes_max
@@ -140,8 +149,6 @@ class Checkpointer:
         self._encoders = ThreadPoolExecutor(self._threads, "holdfast-encode")
         self._last_save: Save | None = None
         self._running: Save | None = None
-        self._claim: Marks | None = None
-        self._since_base = SinceBase() if self._strategy.has_floors else None
         self._step = 0
         self._at: int | None = None  # the committed step the model descends from
         self._discard_later = False
@@ -150,14 +157,10 @@ class Checkpointer:
         self._lost = LostSamples(
             self.settings.make_meter(), saves_a_round=1 if hot is None else hot.saves_a_round
         )
-        self._codecs: CodecPlan | None = None
-        self._sizes: tuple[int, tuple[int, int]] = (-1, (0, 0))
         has_grid = self._strategy.extract is not None
-        seconds = warm_kernels(
-            self._plan_codec(restores=0), has_grid=has_grid, has_priority=hot is not None
-        )
+        seconds = warm_kernels(codecs, has_grid=has_grid, has_priority=hot is not None)
         self._log.emit(events.KernelsCompiled(seconds=seconds))
-        last = self._writer.catalog.last
+        last = None if found is None else found.last
         self._log.emit(
             events.RunOpened(
                 url=self._storage.url,
@@ -174,10 +177,6 @@ class Checkpointer:
         self._grant()
 
     # What a training loop calls.
-
-    @property
-    def _has_deltas(self) -> bool:
-        return deltas_since(self._strategy.base) is not None
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -197,14 +196,14 @@ class Checkpointer:
             CorruptDataError: the checkpoint is damaged; ``restore`` an older step instead.
             InvalidRequestError: it is of another model.
         """
-        self._check_open()
-        self._finish_running()
-        self._settle_commit()
-        last = self._writer.catalog.last
-        if last is None:
+        step = self._load(None, discard_later=False)
+        if step is None:
             return 0
-        step = self.restore(last.step)
-        self._writer.update(lambda catalog: catalog)
+        writer = self._run_writer
+        self._all_together(
+            lambda: None if writer is None else writer.update(lambda catalog: catalog),
+            doing="take over the run",
+        )
         self._extractor.wake()
         return step
 
@@ -219,44 +218,85 @@ class Checkpointer:
             CorruptDataError: names what is damaged; the model is then unusable until another
                 restore succeeds, and is not saved.
         """
+        loaded = self._load(step, discard_later=discard_later)
+        assert loaded is not None
+        return loaded
+
+    def _load(self, step: int | None, *, discard_later: bool) -> int | None:
+        """Load a step, or the last one; None where there is none."""
         self._check_open()
         self._finish_running()
         with self._extractor.stopped():
-            return self._restore(step, discard_later=discard_later)
+            catalog = self._same_catalog()
+            if step is None and catalog.last is None:
+                return None
+            wanted = catalog.last.step if step is None and catalog.last is not None else step
+            assert wanted is not None
+            # Until all ranks are done nobody deletes what others read.
+            self._all_together(
+                lambda: self._restore(catalog, wanted, discard_later=discard_later),
+                doing="restore the checkpoint",
+            )
+        return wanted
 
-    def _restore(self, step: int, *, discard_later: bool) -> int:
-        self._settle_commit()
-        catalog = self._writer.catalog
+    def _same_catalog(self) -> Catalog:
+        """The catalog to load from: the coordinator's."""
+        ranks, writer = self._ranks, self._run_writer
+        if ranks is None or writer is None:
+            number = -1 if ranks is None else int(ranks.broadcast(None))
+            if ranks is not None and number < 0:
+                raise UnavailableError("rank 0 could not find the run's catalog")
+            if ranks is not None and number > 0:
+                return catalogs.load(self._storage, number)
+            self._settle_commit()
+            return self._writer.catalog
+        number = -1
+        try:
+            self._settle_commit()
+            number = writer.catalog.number
+        finally:
+            ranks.broadcast(str(number).encode())
+        return writer.catalog
+
+    def _all_together(self, act: Callable[[], object], *, doing: str) -> None:
+        """Do something on every rank; raises on all where one fails."""
+        error: Exception | None = None
+        try:
+            act()
+        except Exception as caught:
+            if self._ranks is None:
+                raise
+            error = caught
+        if self._ranks is not None:
+            was_torn, self._is_torn = self._is_torn, True
+            self._ranks.check_all(error, doing)
+            self._is_torn = was_torn
+
+    def _restore(self, catalog: Catalog, step: int, *, discard_later: bool) -> None:
         entry = catalog.checkpoint(step)
         schemas = catalog.schema_of(entry)
         self._state.check_parameters()
-        self._state.check_schemas(schemas)
+        self._state.check_schemas(schemas, is_part=self._ranks is not None)
         self._is_torn = True
         self._last_save = None  # the same step may come again, with other values
         started = time.perf_counter()
-        is_since_base = deltas_since(self._strategy.base) == SINCE_BASE
         loaded = load_checkpoint(
             self._storage,
             catalog,
             entry,
             self._state,
             self._extras,
-            wants_changed=is_since_base or self._since_base is not None,
+            wants_changed=self._changed.wants_restored,
+            rank=0 if self._ranks is None else self._ranks.rank,
+            ranks=1 if self._ranks is None else self._ranks.size,
         )
         self._step = step
         self._at = step
         self._lost.load(loaded.pls)
         self._is_torn = False
         self._discard_later = discard_later
-        self._tracker.reset()
-        self._canary.reset()
-        if self._chooser is not None:
-            self._chooser.reset()
+        self._changed.restored(loaded.changed)
         self._schedule.start(step)
-        if is_since_base:
-            self._cursor.give_back(loaded.changed)
-        if self._since_base is not None:
-            self._since_base = SinceBase(loaded.changed)
         stats = loaded.stats
         recovery = Recovery(stats.base_bytes, stats.base_s, stats.delta_bytes, stats.delta_s)
         self._writer.note(
@@ -270,11 +310,10 @@ class Checkpointer:
                 rows=stats.rows,
                 bytes=stats.bytes + loaded.dense_bytes,
                 seconds=time.perf_counter() - started,
-                restores=self._writer.catalog.restores,
+                restores=catalog.restores + 1,
             )
         )
         self._grant()
-        return step
 
     def recover(self, servers: Iterable[int]) -> restores.RestoreStats:
         """Bring back the rows of servers that failed, each as it was saved last; all else goes on.
@@ -342,7 +381,8 @@ class Checkpointer:
         was_known = self._schedule.steps_left(self._step) is not None
         is_due = self._schedule.is_due(self._step)
         try:
-            self._report_finished()
+            if self._ranks is None or not is_due:  # else in save(), where the other ranks hear it
+                self._report_finished()
             return self.save() if is_due else None
         finally:
             if is_due:
@@ -366,31 +406,39 @@ class Checkpointer:
             )
         started = time.perf_counter()
         last = self._last_save
-        if last is not None and last.step == self._step and (not last.is_done or not last.error):
+        is_again = last is not None and last.step == self._step
+        # Of many ranks none can know how far the others are: they agree first.
+        is_known = self._ranks is None and (last is None or not last.is_done or not last.error)
+        if last is not None and is_again and is_known:
             return last
-        self._finish_running(cancel=self.settings.on_busy == CANCEL)
-        self._settle_commit()
-        if last is not None and last.step == self._step == self._at:
+        failure: HoldfastError | None = None
+        try:
+            self._finish_running(cancel=self.settings.on_busy == CANCEL and not is_again)
+        except HoldfastError as error:
+            if self._ranks is None:
+                raise
+            failure = error  # the others wait for this rank: they hear of it
+        decision, schemas = self._agree(failure)
+        if decision.is_saved:
+            assert last is not None
             last.confirm()
             return last
-        history = self._history()
-        self._state.check_parameters()
-        if self._is_tracking_lookups:
-            check_lookups_suffice(self._state.tables, self._state.model)
-        schemas = self._state.schemas()
-        plan = self._plan(history, schemas)
-        codecs = self._choose_codecs(history.restores, schemas)
         self._log.emit(
-            events.SaveStarted(step=self._step, checkpoint=plan.kind, reason=plan.reason)
+            events.SaveStarted(
+                step=self._step, checkpoint=decision.plan.kind, reason=decision.plan.reason
+            )
         )
+        committer = self._make_committer(decision)
         try:
-            selections = self._select(plan)
+            selections = self._changed.select(decision.plan)
+            stored = {schema.name: schema for schema in schemas}
+            own = [stored[table.name] for table in self._state.tables]
             order = make_order(
-                plan,
-                history=history,
+                decision.plan,
+                base=decision.base,
                 schemas=schemas,
-                codecs=codecs,
-                selections=selections,
+                codecs=decision.codecs,
+                selections=list(zip(own, selections, strict=True)),
                 step=self._step,
                 keep=self._keep,
                 rewind_to=self._at if self._discard_later else None,
@@ -401,15 +449,21 @@ class Checkpointer:
                 save = self._running = self._last_save = Save(
                     order,
                     self._writer,
+                    committer=committer,
                     pool=self._pool,
                     encoders=self._encoders,
                     depth=self._threads + 1,
                     on_commit=self._on_commit,
                 )
-                dense = take_dense(self._state, self._extras, pls=self._lost.state_when_saved())
+                dense = take_dense(
+                    self._state,
+                    self._extras,
+                    pls=self._lost.state_when_saved(),
+                    is_follower=not self._commits,
+                )
                 take_rows(
                     self._state.tables,
-                    schemas,
+                    own,
                     selections,
                     pool=self._pool,
                     threads=self._copiers,
@@ -421,6 +475,8 @@ class Checkpointer:
             # Also an interrupt: what was claimed is given back, and nothing is left waiting.
             if self._running is not None:
                 self._running.abandon(error)
+            else:
+                committer.give_up(error)
             self._settle_running()
             raise
         self._log.emit(
@@ -431,19 +487,20 @@ class Checkpointer:
         return save
 
     def mark(self, table: str, ids: Sequence[int] | np.ndarray | torch.Tensor) -> None:
-        """Declare rows changed that were changed by hand, not by training.
+        """Declare rows changed that were changed by hand, not by training; ids are global.
 
         Raises:
             InvalidRequestError: no such table, or ids outside it.
         """
-        schemas = {schema.name: schema for schema in self._state.schemas()}
-        if table not in schemas:
-            raise InvalidRequestError("no such table", table=table, tables=sorted(schemas))
+        held = [found for found in self._state.tables if found.whole_name == table]
+        if not held:
+            known = sorted({found.whole_name for found in self._state.tables})
+            raise InvalidRequestError("no such table", table=table, tables=known)
         if isinstance(ids, torch.Tensor):
             ids = ids.detach().cpu().numpy().reshape(-1)
-        ids_N = as_ids(ids, schemas[table])
-        if self._has_deltas:
-            self._tracker.mark(table, ids_N)
+        for found in held:
+            local_N = found.piece.local_of(as_ids(ids, found.schema()))
+            self._changed.mark(found.name, local_N[local_N >= 0])
 
     def wait(self) -> None:
         """Wait until no save is running and the grid is worked off.
@@ -460,6 +517,9 @@ class Checkpointer:
         Raises:
             HoldfastError: the running save failed.
         """
+        self._close(is_orderly=True)
+
+    def _close(self, *, is_orderly: bool) -> None:
         if self._is_closed:
             return
         self._is_closed = True
@@ -468,7 +528,9 @@ class Checkpointer:
         finally:
             self._extractor.wait()
             atexit.unregister(self._exit_report)
-            self._tracker.close()
+            self._changed.close()
+            if self._ranks is not None:
+                self._ranks.farewell(is_orderly=is_orderly)
             self._copiers.shutdown()
             self._encoders.shutdown()
             # Its workers should not live as long as a forgotten checkpointer.
@@ -484,7 +546,7 @@ class Checkpointer:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            self.close()
+            self._close(is_orderly=error is None)
         except HoldfastError as failure:
             if error is None:  # the body's own error comes first
                 raise
@@ -492,27 +554,84 @@ class Checkpointer:
 
     # How it decides.
 
-    def _plan_codec(self, *, restores: int) -> CodecPlan:
-        return plan_codec(
-            self.settings.codec if self.settings.codec is not None else self._strategy.codec,
-            self.settings.state_codec,
-            expected_restores=self.settings.restores,
-            restores=restores,
-            table=self.settings.bits_table,
-        )
+    def _agree(
+        self, failure: HoldfastError | None = None
+    ) -> tuple[Decision, tuple[TableSchema, ...]]:
+        """What is saved now, and of which tables; on many ranks the same everywhere.
 
-    def _choose_codecs(self, restores: int, schemas: Sequence[TableSchema]) -> CodecPlan:
-        plan = self._plan_codec(restores=restores)
-        if plan != self._codecs:
-            self._codecs = plan
-            self._log.emit(
-                events.CodecChosen(
-                    codec=plan.weights.name,
-                    state_codec=state_codec_name(schemas, plan),
-                    reason=plan.reason,
-                )
-            )
-        return plan
+        A rank with a ``failure`` takes no part, and then none does.
+        """
+        if self._agreement is None:
+            self._settle_commit()
+            self._check_model()
+            schemas = self._state.schemas()
+            return self._decide(schemas, self._changed.since_base_bytes() or 0)
+        error: Exception | None = failure
+        try:
+            self._settle_commit()
+            self._check_model()
+        except HoldfastError as caught:
+            error = error or caught
+        size = self._agreement.gather(
+            self._step,
+            self._state.tables,
+            changed_bytes=self._changed.since_base_bytes() or 0,
+            error=error,
+        )
+        schemas = self._agreement.schemas
+        decision: Decision | None = None
+        refusal: Exception | None = None
+        if self._commits:
+            try:
+                decision, schemas = self._decide(schemas, size)
+            except Exception as caught:
+                refusal = caught
+        decision = self._agreement.decide(decision, refusal)
+        if not self._commits and decision.at != self._at:
+            self._at = decision.at  # a commit whose answer was lost
+        return decision, schemas
+
+    def _check_model(self) -> None:
+        self._state.check_parameters()
+        self._changed.check()
+
+    def _decide(
+        self, schemas: tuple[TableSchema, ...], changed_bytes: int
+    ) -> tuple[Decision, tuple[TableSchema, ...]]:
+        """What is saved now, on the run's history; only the process that commits knows it."""
+        writer = self._run_writer
+        assert writer is not None
+        last = self._last_save
+        is_saved = last is not None and last.step == self._step == self._at
+        history = writer.catalog if is_saved else self._history()
+        if history.last is not None:
+            known = history.schema_of(history.last)
+            # The order of tables is another on ranks; it means nothing.
+            schemas = known if set(known) == set(schemas) else schemas
+        decision = Decision(
+            plan=self._planner.plan(
+                history,
+                schemas,
+                changed_bytes=changed_bytes,
+                is_rewinding=self._discard_later,
+            ),
+            codecs=self._planner.choose_codecs(history.restores, schemas),
+            base=history.last.base if history.last is not None else self._step,
+            at=self._at,
+            number=writer.next_number,
+            token=secrets.token_hex(4),
+            is_saved=is_saved,
+        )
+        return decision, schemas
+
+    def _make_committer(self, decision: Decision) -> Committer:
+        if self._run_writer is not None:
+            if self._ranks is None:
+                return Alone(self._run_writer)
+            before, self._decision = self._decision, decision
+            return Coordinator(self._ranks, decision, self._run_writer, before=before)
+        assert self._ranks is not None and isinstance(self._writer, FollowingWriter)
+        return Follower(self._ranks, decision, self._writer)
 
     def _history(self) -> Catalog:
         """The catalog the next save builds on.
@@ -550,70 +669,11 @@ class Checkpointer:
             )
         return catalog
 
-    def _plan(self, history: Catalog, schemas: tuple[TableSchema, ...]) -> CheckpointPlan:
-        last = history.last
-        if last is None:
-            return plan_checkpoint(self._strategy.base, None)
-        must_be_base = None
-        if history.schema_of(last) != schemas:
-            must_be_base = "the tables' columns changed (row state appeared)"
-        if self._placement != (None if history.shards is None else history.shards.placement):
-            must_be_base = "the rows are divided among other servers"
-        return plan_checkpoint(
-            self._strategy.base,
-            history.delta_sizes(),
-            must_be_base=must_be_base,
-            measured=self._measure(history),
-            gathered=self._gather(history, schemas),
-        )
-
-    def _gather(self, history: Catalog, schemas: Sequence[TableSchema]) -> Gathered | None:
-        if self._since_base is None:
-            return None
-        rows = self._since_base.rows
-        return gather(
-            history,
-            changed_bytes=sum(rows.get(t.name, 0) * t.row_bytes for t in schemas),
-            table_bytes=sum(t.rows * t.row_bytes for t in schemas),
-        )
-
-    def _measure(self, history: Catalog) -> Measured | None:
-        if self._strategy.base != "recovery-time":
-            return None
-        step, sizes = self._sizes
-        is_known = history.last is not None and history.last.step == step
-        return measure(history, sizes if is_known and not self._discard_later else None)
-
     def _on_commit(self) -> None:
         """After a commit, on the save's own thread: what need not wait for the next stall."""
-        catalog = self._writer.catalog
-        if self._strategy.base == "recovery-time" and catalog.last is not None:
-            self._sizes = (catalog.last.step, restore_sizes(catalog))
+        if self._run_writer is not None:
+            self._planner.committed(self._run_writer.catalog)
         self._extractor.wake()
-
-    def _select(self, plan: CheckpointPlan) -> list[Selection]:
-        tables = self._state.tables
-        is_differential = plan.since == SINCE_BASE and not plan.is_floor
-        if is_differential:
-            marks = self._cursor.peek()
-        else:
-            marks = self._claim = self._cursor.advance()
-        if plan.kind == BASE:
-            self._canary.reset()
-            if self._chooser is not None:
-                self._chooser.saved(None)
-            return [Selection(table.rows, placement=self._placement) for table in tables]
-        self._canary.check(marks)
-        if not is_differential:
-            self._canary.reset()
-        if self._chooser is not None:
-            marks, later = self._chooser.choose(marks)
-            self._claim = marks
-            self._cursor.give_back(later)
-            self._chooser.saved(marks)
-        if plan.is_floor and self._since_base is not None:
-            marks = self._since_base.joined(marks)
-        return [Selection(table.rows, marks[table.name], self._placement) for table in tables]
 
     # How it settles what happened in the background.
 
@@ -639,31 +699,28 @@ class Checkpointer:
     def _settle_running(self) -> None:
         """Draw the conclusions of a save that is over: the one place where lineage moves on."""
         save, self._running = self._running, None
-        claim, self._claim = self._claim, None
-        if save is not None and save.is_committed:
+        is_committed = save is not None and save.is_committed
+        if save is not None and is_committed:
             self._move_to(save)
-            if self._since_base is not None and claim is not None and save.order.kind != BASE:
-                self._since_base.add(claim)
-        elif claim is not None:
-            self._cursor.give_back(claim)
-            if self._chooser is not None:
-                self._chooser.give_back(claim)
+        self._changed.settle(
+            is_committed=is_committed, kind=BASE if save is None else save.order.kind
+        )
 
     def _settle_commit(self) -> None:
         """A commit whose answer was lost: if it was carried out, the model descends from it."""
         self._writer.settle()
         last = self._last_save
-        if last is None or last.error is None or last.entry is None:
+        if last is None or last.error is None or last.entry is None or self._run_writer is None:
             return
-        if last.entry in self._writer.catalog.checkpoints:
+        if last.entry in self._run_writer.catalog.checkpoints:
             self._move_to(last)
 
     def _move_to(self, save: Save) -> None:
         """The model descends from a save that is committed."""
         if save.step != self._at:
             self._lost.saved(self._step - save.step, is_base=save.order.kind == BASE)
-            if self._since_base is not None and save.order.kind == BASE:
-                self._since_base = SinceBase()
+            if save.order.kind == BASE:
+                self._changed.based()
         self._at = save.step
         self._discard_later = False
 
@@ -679,17 +736,29 @@ class Checkpointer:
             grant(left)
 
 
+def _shares(tables: Iterable[Table], ranks: Ranks | None) -> dict[str, range]:
+    """Which rows of each table this process saves, where it does not save all it holds."""
+    if ranks is None:
+        return {}
+    return {t.name: share_of(t.piece, rank=ranks.rank, ranks=ranks.size) for t in tables}
+
+
+def _check_ranks(ranks: Ranks | None, settings: Settings) -> None:
+    """Refuse settings that many ranks could not agree on."""
+    if ranks is None:
+        return
+    if isinstance(settings.every, Pls) or settings.placement is not None:
+        raise InvalidRequestError(
+            "servers= and every=Pls(...) are for one process; of many ranks each would count for "
+            "itself",
+            ranks=ranks.size,
+            todo="give every= as a number of steps, and leave servers= out",
+        )
+
+
 def _report_at_exit(reference: weakref.ref[Checkpointer]) -> None:
     """Nothing is swallowed: a last save that failed after the last ``step()`` is printed."""
     checkpointer = reference()
     save = None if checkpointer is None else checkpointer._running
     if save is not None and save.error is not None and not save.is_reported:
         print(f"holdfast: the last save failed: {save.error}", file=sys.stderr)
-
-
-def _as_storage(
-    url: str | os.PathLike[str] | Storage, options: Mapping[str, Any] | None
-) -> Storage:
-    if isinstance(url, str | os.PathLike):
-        return open_storage(os.fspath(url), **dict(options or {}))
-    return url

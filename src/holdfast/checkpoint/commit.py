@@ -40,11 +40,12 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.placement import Placement
-from holdfast.schema import Column, TableSchema
+from holdfast.schema import Column, Cut, TableSchema, cuts_of
 from holdfast.storage.base import Storage
 
 FORMAT = 2
-_READABLE = (1, 2)
+RANKS_FORMAT = 3  # where tables are cut by columns, or processes have state of their own
+_READABLE = (1, 2, 3)
 PREFIX = "catalog/"
 _MAGIC = "holdfast-catalog"
 
@@ -75,14 +76,23 @@ def to_bytes(catalog: Catalog) -> bytes:
 
     tables = sorted({s.table for s in catalog.segments})
     table_at = {name: index for index, name in enumerate(tables)}
+    format_ = _format_of(catalog)
     body = {
-        "format": FORMAT,
+        "format": format_,
         "run": catalog.run,
         "number": catalog.number,
         "writer": catalog.writer,
         "restores": catalog.restores,
         "schemas": [
-            [[t.name, t.rows, [[c.name, c.width] for c in t.columns]] for t in schema]
+            [
+                [
+                    t.name,
+                    t.rows,
+                    [[c.name, c.width] for c in t.columns],
+                    *([] if t.cut is None else [[t.cut.table, t.cut.start, t.cut.width]]),
+                ]
+                for t in schema
+            ]
             for schema in catalog.schemas
         ],
         "objects": [list(item) for item in catalog.objects],
@@ -117,13 +127,27 @@ def to_bytes(catalog: Catalog) -> bytes:
         body["shards"] = [
             placement.servers, placement.data, placement.parity, catalog.shards.since
         ]  # fmt: skip
+    if format_ == RANKS_FORMAT:
+        body["ranks"] = [
+            [entry.step, [extent(e) for e in entry.ranks]]
+            for entry in catalog.checkpoints
+            if entry.ranks
+        ]
     text = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
-    return f"{_MAGIC} {FORMAT} {as_hex(checksum(text))}\n".encode() + text + b"\n"
+    return f"{_MAGIC} {format_} {as_hex(checksum(text))}\n".encode() + text + b"\n"
 
 
 _CHECKPOINT_FIELDS = tuple(
-    field.name for field in dataclasses.fields(CheckpointEntry) if field.name != "dense"
+    field.name
+    for field in dataclasses.fields(CheckpointEntry)
+    if field.name not in ("dense", "ranks")
 )
+
+
+def _format_of(catalog: Catalog) -> int:
+    """The lowest format that can say what this catalog says: older readers read most runs."""
+    is_cut = any(t.cut is not None for schema in catalog.schemas for t in schema)
+    return RANKS_FORMAT if is_cut or any(e.ranks for e in catalog.checkpoints) else FORMAT
 
 
 def from_bytes(data: bytes, *, where: str = "catalog") -> Catalog:
@@ -189,17 +213,26 @@ def _parse(body: dict[str, Any], format_: int) -> Catalog:
                 tuple(
                     Column(stored_json.text(c), stored_json.count(width)) for c, width in columns
                 ),
+                _parse_cut(cut, format_),
             )
-            for name, rows, columns in schema
+            for name, rows, columns, *cut in schema
         )
         for schema in body["schemas"]
     )
+    ranks = {
+        stored_json.count(step): tuple(extent(*values) for values in found)
+        for step, found in (body["ranks"] if format_ == RANKS_FORMAT else [])
+    }
     checkpoints = tuple(
         CheckpointEntry(
-            **dict(zip(_CHECKPOINT_FIELDS, values[:-4], strict=True)), dense=extent(*values[-4:])
+            **dict(zip(_CHECKPOINT_FIELDS, values[:-4], strict=True)),
+            dense=extent(*values[-4:]),
+            ranks=ranks.pop(values[0], ()),
         )
         for values in body["checkpoints"]
     )
+    if ranks:
+        raise ValueError("ranks of no checkpoint")
     segments = tuple(
         SegmentEntry(
             tables[stored_json.count(table)],
@@ -254,6 +287,15 @@ def _parse(body: dict[str, Any], format_: int) -> Catalog:
     )
 
 
+def _parse_cut(values: list[Any], format_: int) -> Cut | None:
+    if not values:
+        return None
+    ((table, start, width),) = values
+    if format_ != RANKS_FORMAT:
+        raise ValueError("cuts came with format 3")
+    return Cut(stored_json.text(table), stored_json.count(start), stored_json.count(width))
+
+
 def _parse_shards(values: Any) -> Shards | None:
     if values is None:
         return None
@@ -284,6 +326,7 @@ def _check(catalog: Catalog) -> None:
         for table in schema:
             if not table.columns or any(c.width == 0 for c in table.columns):
                 raise ValueError(f"table {table.name!r} has no columns")
+        cuts_of(schema)  # refuses cuts that make up no table
     for entry in catalog.checkpoints:
         for count in (entry.step, entry.ordinal, entry.base, entry.rows, entry.bytes,
                       entry.row_bytes, entry.full_bytes):  # fmt: skip
@@ -303,6 +346,7 @@ def _check(catalog: Catalog) -> None:
         if grid.through < grid.floor or (grid.end is not None and grid.end <= grid.through):
             raise ValueError(f"grid of floor {grid.floor} has an impossible end")
     extents = [s.extent for s in catalog.segments] + [e.dense for e in catalog.checkpoints]
+    extents += [extent for e in catalog.checkpoints for extent in e.ranks]
     extents += [grid.kills for grid in catalog.grids if grid.kills is not None]
     for extent in extents:
         if extent.offset + extent.bytes > sizes[extent.object]:

@@ -183,7 +183,8 @@ def _born_between(
     """
 
     def read(catalog: Catalog) -> np.ndarray:
-        segments = [s for s in catalog.alive(b, schema.name) if s.born > a]
+        names = {part.name for part in run.stored(b, schema.name)}
+        segments = [s for s in catalog.alive(b) if s.table in names and s.born > a]
         fetch.check_objects(run.storage, catalog, (s.extent for s in segments))
         parts = fetch.PartReader(run.storage)
         found = bitmap.new(schema.rows)

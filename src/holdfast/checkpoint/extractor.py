@@ -31,8 +31,10 @@ class _GivenUpError(Exception):
 class Extractor:
     """Keeps the grids of a run worked off; without rules it does nothing."""
 
-    def __init__(self, writer: RunWriter, rules: Extract | None) -> None:
-        self._writer = writer
+    def __init__(self, writer: RunWriter | None, rules: Extract | None) -> None:
+        """Without a writer there are no rules: the process does not commit."""
+        assert writer is not None or rules is None
+        self._given = writer
         self._rules = rules
         self._cache = PartCache(rules.memory_bytes if rules is not None else 0)
         self._lock = threading.Lock()
@@ -41,6 +43,11 @@ class Extractor:
         self._holds = 0
         self._may_move = threading.Event()
         self._may_move.set()
+
+    @property
+    def _writer(self) -> RunWriter:
+        assert self._given is not None
+        return self._given
 
     def wake(self) -> None:
         """Something was committed: see whether there is work."""

@@ -3,25 +3,29 @@
 Invariants:
 - The model's structure is checked before anything of it is overwritten.
 - After an error the model is partly overwritten; the checkpointer then refuses to save it.
+- What a checkpoint does not know (None: one imported from another program) stays as it is.
 
 Not here: reading and decoding rows (restore.py), which step to load (checkpointer.py).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast.checkpoint import fetch, restore
 from holdfast.checkpoint.catalog import Catalog, CheckpointEntry
+from holdfast.checkpoint.destination import Held, plan_destinations
+from holdfast.checkpoint.reader import READER
 from holdfast.checkpoint.snapshot import load_rng_state
 from holdfast.checkpoint.tracker import Marks
 from holdfast.errors import CorruptDataError, HoldfastError, InvalidRequestError
 from holdfast.kernels import bitmap
+from holdfast.modelstate import ModelState
 from holdfast.placement import Placement
 from holdfast.storage.base import Storage
-from holdfast.tables import ModelState
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +47,10 @@ def load_checkpoint(
     extras: Mapping[str, Any],
     *,
     wants_changed: bool,
+    rank: int = 0,
+    ranks: int = 1,
 ) -> Loaded:
-    """Bring a model to the state of a checkpoint.
+    """Bring a model to the state of a checkpoint; of many ranks each loads what it holds.
 
     With ``wants_changed`` the answer says which rows differ from the base.
 
@@ -55,17 +61,12 @@ def load_checkpoint(
     fetch.check_objects(storage, catalog, [entry.dense])
     dense = fetch.read_dense(storage, entry.dense)
     try:
-        stored_extras, rng = dense["extras"], dense["rng"]
         parts = {name: dense[name] for name in ("model", "optimizers", "row_state_shapes")}
+        for name in ("table_state", "parameters"):  # absent before dense state went by names
+            parts[name] = dense.get(name, {})
+        own = _own_state(storage, catalog, entry, dense, extras, rank=rank, ranks=ranks)
     except (KeyError, TypeError) as error:
         raise CorruptDataError("dense state lacks a part", where=entry.dense.describe()) from error
-    if set(extras) != set(stored_extras):
-        raise InvalidRequestError(
-            "the checkpoint was taken with another reader or other extras",
-            checkpoint=sorted(stored_extras),
-            given=sorted(extras),
-            todo="pass the same reader= and extras=",
-        )
     try:
         state.load_dense(parts, catalog.schema_of(entry))
     except HoldfastError:
@@ -74,11 +75,73 @@ def load_checkpoint(
         raise CorruptDataError(
             "dense state does not fit the model", where=entry.dense.describe()
         ) from error
-    for name, item in extras.items():
-        item.load_state_dict(stored_extras[name])
+    for load in own.loads:
+        load()
     changed, stats = _load_rows(storage, catalog, entry, state, wants_changed=wants_changed)
-    load_rng_state(rng)
+    if own.rng is not None:
+        load_rng_state(own.rng)
     return Loaded(stats, entry.dense.bytes, changed, dense.get("pls"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """What a rank has of its own: how its reader and extras are loaded, its random state."""
+
+    loads: tuple[Callable[[], object], ...]
+    rng: Mapping[str, Any] | None
+
+
+def _own_state(
+    storage: Storage,
+    catalog: Catalog,
+    entry: CheckpointEntry,
+    dense: Mapping[str, Any],
+    extras: Mapping[str, Any],
+    *,
+    rank: int,
+    ranks: int,
+) -> _Own:
+    """What one of ``ranks`` ranks takes over of a checkpoint of as many, or of others.
+
+    As many: each rank its own. Others: extras as rank 0 had them; a reader all ranks' states, if
+    it can take them; random state as far as there were ranks, the rest keep theirs.
+    """
+    fetch.check_objects(storage, catalog, entry.ranks)
+    saved = max(1, len(entry.ranks))
+    is_same = saved == ranks
+    own: Mapping[str, Any] | None = dense if rank == 0 else None
+    if entry.ranks and rank < saved:
+        own = fetch.read_dense(storage, entry.ranks[rank])
+    rng = None if own is None else own["rng"]
+    stored = own["extras"] if is_same and own is not None else dense["extras"]
+    if stored is None:
+        return _Own((), rng)
+    missing = set(extras) ^ set(stored)
+    if missing and (is_same or missing != {READER} or READER in extras):
+        raise InvalidRequestError(
+            "the checkpoint was taken with another reader or other extras",
+            checkpoint=sorted(stored),
+            given=sorted(extras),
+            todo="pass the same reader= and extras=",
+        )
+    loads = [
+        functools.partial(item.load_state_dict, stored[name])
+        for name, item in extras.items()
+        if is_same or name != READER
+    ]
+    if READER in extras and not is_same:
+        take = getattr(extras[READER], "load_rank_states", None)
+        if take is None:
+            raise InvalidRequestError(
+                "the reader's state is of another number of ranks",
+                saved=saved,
+                ranks=ranks,
+                todo="give the reader load_rank_states(states), which takes the states of all "
+                "ranks that saved; or pass reader=None and place the reader yourself",
+            )
+        states = [fetch.read_dense(storage, extent)["extras"][READER] for extent in entry.ranks]
+        loads.append(functools.partial(take, states or [dense["extras"][READER]]))
+    return _Own(tuple(loads), rng)
 
 
 def _load_rows(
@@ -90,12 +153,25 @@ def _load_rows(
     wants_changed: bool,
 ) -> tuple[Marks, restore.RestoreStats]:
     changed = {table.name: bitmap.new(table.rows) for table in state.tables}
-    targets = {table.name: table.arrays() for table in state.tables}
-    stats = restore.restore_rows(
-        storage, catalog, entry.step, targets, changed=changed if wants_changed else None
-    )
+    arrays = {table.name: table.arrays() for table in state.tables}
+    held = [
+        Held(
+            table.whole_name,
+            table.piece,
+            {
+                column.name: array_MD
+                for column, array_MD in zip(table.schema().columns, arrays[table.name], strict=True)
+            },
+            changed[table.name] if wants_changed else None,
+        )
+        for table in state.tables
+    ]
+    destinations, joins = plan_destinations(held, catalog.schema_of(entry))
+    stats = restore.restore_to(storage, catalog, entry.step, destinations)
+    for join in joins:
+        join.run()
     for table in state.tables:
-        table.load_arrays(targets[table.name])
+        table.load_arrays(arrays[table.name])
     return changed, stats
 
 

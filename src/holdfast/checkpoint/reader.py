@@ -54,6 +54,9 @@ class GrantedReader(Reader, Protocol):
     def grant(self, batches: int | None) -> None: ...
 
 
+READER = "reader"  # what the reader is called among the things that go along
+
+
 def check_stateful(name: str, item: Any) -> None:
     """Refuse what cannot say where it is.
 

@@ -33,9 +33,10 @@ import numpy as np
 
 from holdfast.checkpoint import fetch
 from holdfast.checkpoint.catalog import Catalog, SegmentEntry
+from holdfast.checkpoint.destination import Destinations, Targets, whole
 from holdfast.checkpoint.fetch import Group, PartReader, SegmentReader
 from holdfast.checkpoint.kills import StoredKills
-from holdfast.checkpoint.scatter import Scatter, Targets
+from holdfast.checkpoint.scatter import Scatter
 from holdfast.errors import CorruptDataError, DataLossError, InvalidRequestError
 from holdfast.kernels import bitmap, bloom
 from holdfast.schema import TableSchema
@@ -171,7 +172,7 @@ def restore_rows(
     servers: Collection[int] | None = None,
     threads: int | None = None,
 ) -> RestoreStats:
-    """Fill whole tables with their rows as of a step, or only the rows of some servers.
+    """Fill whole stored tables with their rows as of a step, or only the rows of some servers.
 
     In ``changed``, bitmaps by table, every row is marked that was stored since the base. Of other
     servers' rows nothing is read or written.
@@ -179,17 +180,48 @@ def restore_rows(
     Raises:
         CorruptDataError: the targets are then partly overwritten.
     """
+    schemas = {t.name: t for t in catalog.schema_of(catalog.checkpoint(step))}
+    destinations = whole(targets, schemas, changed)
+    return restore_to(storage, catalog, step, destinations, servers=servers, threads=threads)
+
+
+def restore_to(
+    storage: Storage,
+    catalog: Catalog,
+    step: int,
+    destinations: Destinations,
+    *,
+    servers: Collection[int] | None = None,
+    threads: int | None = None,
+) -> RestoreStats:
+    """Bring the rows of a step to their destinations; segments that hold none are not read.
+
+    Where destinations have a bitmap, every row is marked that was stored since the base.
+
+    Raises:
+        CorruptDataError: the destinations are then partly overwritten.
+    """
     alive = check_complete(catalog, step, servers)
     entry = catalog.checkpoint(step)
     schemas = {t.name: t for t in catalog.schema_of(entry)}
-    layers = plan_layers(catalog, step, list(targets), alive)
-    base = layers[0].segments if layers else ()  # a model may have no tables
-    later = layers[1:]
+    is_part = servers is not None or any(
+        d.piece.local_rows < d.piece.rows for found in destinations.values() for d in found
+    )
+    if is_part:
+        alive = [
+            s
+            for s in alive
+            if any(d.piece.may_hold(s.first, s.last) for d in destinations.get(s.table, ()))
+        ]
+    layers = plan_layers(catalog, step, list(destinations), alive)
+    is_based = bool(layers) and layers[0].is_base  # a process may hold no rows at all
+    base = layers[0].segments if is_based else ()
+    later = layers[1:] if is_based else layers
     grid = catalog.grid_of(entry)
     reader = SegmentReader(storage)
     threads = threads or default_threads()
-    # What lies between the segments of a server is other servers'.
-    gap_max = fetch.GAP_BYTES_MAX if servers is None else 0
+    # What lies between the segments of a server or a process is others'.
+    gap_max = 0 if is_part else fetch.GAP_BYTES_MAX
     with ThreadPoolExecutor(threads, "holdfast-restore") as pool:
 
         def load(groups: list[Group], scatter: Scatter, *, is_masked: bool) -> list[Future[int]]:
@@ -200,7 +232,7 @@ def restore_rows(
         try:
             started = time.perf_counter()
             fetch.check_frames(storage, catalog, [s.extent for s in base])
-            scatter = Scatter(targets, schemas, StoredKills(), step)
+            scatter = Scatter(destinations, schemas, StoredKills(), step)
             tasks = load(fetch.groups(base, gap_max=gap_max), scatter, is_masked=False)
             # While the base is read: what must be known before the rest of it is.
             extents = [s.extent for layer in later for s in layer.segments]
@@ -208,7 +240,7 @@ def restore_rows(
             if grid is not None and any(layer.is_masked for layer in later):
                 extents += [] if grid.kills is None else [grid.kills]
                 kills = fetch.read_kills(storage, grid)
-            scatter = Scatter(targets, schemas, kills, step, changed=changed)
+            scatter = Scatter(destinations, schemas, kills, step, has_marks=True)
             fetch.check_frames(storage, catalog, extents)
             planned = [(_groups(layer, threads, gap_max), layer.is_masked) for layer in later]
             masked = sum(task.result() for task in tasks)

@@ -9,7 +9,7 @@ finds objects swapped away.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,11 +18,12 @@ import numpy as np
 from holdfast.checkpoint import commit as catalogs
 from holdfast.checkpoint import fetch, restore
 from holdfast.checkpoint.catalog import Catalog, SegmentEntry
-from holdfast.checkpoint.scatter import Targets
-from holdfast.errors import InvalidRequestError, NotFoundError
+from holdfast.checkpoint.destination import Held, Targets, join_columns, plan_destinations
+from holdfast.errors import CorruptDataError, InvalidRequestError, NotFoundError
 from holdfast.kernels import bitmap
-from holdfast.schema import TableSchema
-from holdfast.storage import open_storage
+from holdfast.pieces import Piece
+from holdfast.schema import TableSchema, cuts_of, whole_schema
+from holdfast.storage import as_storage
 from holdfast.storage.base import Storage
 
 T = TypeVar("T")
@@ -110,12 +111,29 @@ class Run:
             full_bytes=entry.full_bytes,
             stall_s=entry.stall_s,
             reason=entry.reason,
-            tables=self.catalog.schema_of(entry),
+            tables=tuple(whole_schema(p) for p in self._cuts(step).values()),
         )
 
     def tables(self, step: int) -> tuple[TableSchema, ...]:
-        """The tables as they were at a step."""
+        """The tables as they were at a step; one that is stored in cuts is shown whole."""
         return self.info(step).tables
+
+    def stored(self, step: int, table: str) -> tuple[TableSchema, ...]:
+        """What a table is stored as at a step: itself, or its cuts.
+
+        Raises:
+            NotFoundError: no such step or table.
+        """
+        cuts = self._cuts(step)
+        if table not in cuts:
+            raise NotFoundError("no such table", table=table, tables=list(cuts))
+        return cuts[table]
+
+    def _cuts(self, step: int) -> dict[str, tuple[TableSchema, ...]]:
+        try:
+            return cuts_of(self.catalog.schema_of(self.catalog.checkpoint(step)))
+        except InvalidRequestError as error:
+            raise CorruptDataError("catalog is damaged: impossible cuts", url=self.url) from error
 
     def read(
         self, step: int, table: str, rows: slice | range | np.ndarray | list[int] | None = None
@@ -130,9 +148,16 @@ class Run:
         restore.check_complete(self.catalog, step)  # before a lying row count costs memory
         wanted = as_ids(rows, schema)
         ids_N, back = np.unique(wanted, return_inverse=True)
-        columns = self.settled(
-            lambda catalog: restore.read_rows(self.storage, catalog, step, schema, ids_N)
-        )
+        parts = self.stored(step, table)
+        read = [
+            self.settled(
+                lambda catalog, part=part: restore.read_rows(  # type: ignore[misc]
+                    self.storage, catalog, step, part, ids_N
+                )
+            )
+            for part in parts
+        ]
+        columns = join_columns(parts, read)
         if not np.array_equal(ids_N, wanted):
             columns = [column[back] for column in columns]
         state = {c.name: v for c, v in zip(schema.columns[1:], columns[1:], strict=True)}
@@ -148,11 +173,40 @@ class Run:
 
         return self.settled(read)
 
+    def ranks(self, step: int) -> list[Any]:
+        """What each of many ranks had of its own at a step, by rank: a dict with rng and extras.
+
+        Empty where one process saved.
+        """
+
+        def read(catalog: Catalog) -> list[Any]:
+            extents = catalog.checkpoint(step).ranks
+            fetch.check_objects(self.storage, catalog, extents)
+            return [fetch.read_dense(self.storage, extent) for extent in extents]
+
+        return self.settled(read)
+
     def restore_into(self, step: int, targets: Targets) -> restore.RestoreStats:
         """Fill arrays with whole tables as of a step; the first columns of a table are enough."""
-        return self.settled(
-            lambda catalog: restore.restore_rows(self.storage, catalog, step, targets)
-        )
+
+        def read(catalog: Catalog) -> restore.RestoreStats:
+            schemas = catalog.schema_of(catalog.checkpoint(step))
+            whole = {t.name: t for t in map(whole_schema, cuts_of(schemas).values())}
+            held = [
+                Held(
+                    name,
+                    Piece(whole[name].rows, whole[name].width),
+                    dict(zip((c.name for c in whole[name].columns), arrays, strict=False)),
+                )
+                for name, arrays in targets.items()
+            ]
+            destinations, joins = plan_destinations(held, schemas)
+            stats = restore.restore_to(self.storage, catalog, step, destinations)
+            for join in joins:
+                join.run()
+            return stats
+
+        return self.settled(read)
 
     def settled(self, read: Callable[[Catalog], T]) -> T:
         """What ``read`` makes of the run's catalog.
@@ -177,8 +231,10 @@ class Run:
     def updates(self, since: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
         """What to apply, in order, to a copy of the tables as of ``since`` to reach the last step.
 
-        Yields (table, ids, weight rows). With consecutive increments this is exactly what changed;
-        across a floor it is every row changed since the base, after a new base every row. The last
+        Yields (table, ids, weight rows); of a table that is stored in cuts each under its stored
+        name, with the floats it holds (``stored`` tells which). With consecutive increments this is
+        exactly what changed; across a floor it is every row changed since the base, after a new
+        base every row. The last
         step is that of the catalog the run shows when the first rows are asked for, also where a
         writer adds steps and swaps objects away meanwhile. Where it drops that very step, the run
         moves to its newest catalog, and what follows leads to the last step of that.
@@ -252,11 +308,7 @@ class Run:
         return newest
 
     def _schema(self, step: int, table: str) -> TableSchema:
-        schemas = self.tables(step)
-        for schema in schemas:
-            if schema.name == table:
-                return schema
-        raise NotFoundError("no such table", table=table, tables=[t.name for t in schemas])
+        return whole_schema(self.stored(step, table))
 
 
 class _Given:
@@ -333,14 +385,19 @@ def as_ids(
     return ids_N.astype(np.int64)
 
 
-def open(url: str | os.PathLike[str], *, catalog: int | None = None, **options: Any) -> Run:
+def open(
+    url: str | os.PathLike[str] | Storage,
+    *,
+    catalog: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Run:
     """Open a run for reading; ``catalog`` picks an older state of it by number.
 
     Raises:
         NotFoundError: there is no run at this url.
         CorruptDataError: its catalog is damaged.
     """
-    storage = open_storage(os.fspath(url), **options)
+    storage = as_storage(url, storage_options)
     found = catalogs.load_last(storage) if catalog is None else catalogs.load(storage, catalog)
     if found is None:
         raise NotFoundError(

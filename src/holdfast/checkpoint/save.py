@@ -11,11 +11,13 @@ Invariants:
 - Whatever happens, every staging buffer goes back to the pool.
 - A failure is kept for the training thread; it is never swallowed.
 
-Not here: when to save and what a failure means for training (checkpointer.py).
+Not here: when to save and what a failure means for training (checkpointer.py), how many ranks
+commit together (joint.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import queue
 import threading
@@ -23,29 +25,26 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from holdfast import events
 from holdfast.checkpoint import tree
 from holdfast.checkpoint.baseline import SINCE_BASE, CheckpointPlan
-from holdfast.checkpoint.catalog import (
-    BASE,
-    Catalog,
-    CheckpointEntry,
-    GridEntry,
-    SegmentEntry,
-)
+from holdfast.checkpoint.catalog import BASE, CheckpointEntry, SegmentEntry
 from holdfast.checkpoint.checksum import checksum
 from holdfast.checkpoint.codec import Codec
-from holdfast.checkpoint.object import DENSE, ROWS, Extent, ObjectBuilder
-from holdfast.checkpoint.retention import Keep, choose_kept
+from holdfast.checkpoint.enter import Entering, enter_checkpoint
+from holdfast.checkpoint.object import DENSE, ROWS, ObjectBuilder
+from holdfast.checkpoint.part import StoredPart
+from holdfast.checkpoint.retention import Keep
 from holdfast.checkpoint.segment import EncodedSegment, encode_segment
 from holdfast.checkpoint.selection import Selection
 from holdfast.checkpoint.snapshot import DenseState, PartQueue, Staging
 from holdfast.checkpoint.staging import StagingPool
 from holdfast.checkpoint.strategy import CodecPlan
-from holdfast.checkpoint.writer import RunWriter, store_segment
+from holdfast.checkpoint.writer import FollowingWriter, RunWriter, store_segment
 from holdfast.errors import HoldfastError
 from holdfast.placement import Placement
 from holdfast.schema import TableSchema
@@ -80,6 +79,8 @@ class SaveOrder:
     """Everything the background half needs to know of a save, fixed when it starts.
 
     ``rewind_to`` is the step after which everything is let go, because training went on from there.
+    ``schemas`` are of all tables, also of those that only other ranks hold; ``rows`` and
+    ``staged_bytes`` are what this process saves.
     """
 
     rewind_to: int | None
@@ -101,19 +102,18 @@ class SaveOrder:
 def make_order(
     plan: CheckpointPlan,
     *,
-    history: Catalog,
+    base: int,
     rewind_to: int | None,
     schemas: tuple[TableSchema, ...],
     codecs: CodecPlan,
-    selections: Sequence[Selection],
+    selections: Sequence[tuple[TableSchema, Selection]],
     step: int,
     keep: Keep,
     has_grid: bool,
     placement: Placement | None = None,
 ) -> SaveOrder:
-    """What the background half is to do, from what was decided on the run's ``history``."""
-    counts = [selection.rows for selection in selections]
-    base = history.last.base if history.last is not None else step
+    """What the background half is to do; ``base`` is the step of the run's last base."""
+    counts = [(selection.rows, schema.row_bytes) for schema, selection in selections]
     return SaveOrder(
         rewind_to=rewind_to,
         step=step,
@@ -124,12 +124,122 @@ def make_order(
         reason=plan.reason,
         schemas=schemas,
         codecs=codecs,
-        rows=sum(counts),
-        staged_bytes=sum(n * t.row_bytes for n, t in zip(counts, schemas, strict=True)),
+        rows=sum(rows for rows, _ in counts),
+        staged_bytes=sum(rows * row_bytes for rows, row_bytes in counts),
         keep=keep,
         has_grid=has_grid,
         placement=placement,
     )
+
+
+class Committer(Protocol):
+    """What becomes of a process's rows once they are stored: alone, or together with others'."""
+
+    @property
+    def rows_object(self) -> str | None:
+        """What the object of rows is called; None: as the writer likes."""
+        ...
+
+    def taking_part(self) -> AbstractContextManager[None]:
+        """For as long as the save lasts."""
+        ...
+
+    def finish(self, save: Save, part: StoredPart, dense: DenseState) -> None:
+        """Commit, or see it committed.
+
+        Raises:
+            HoldfastError: it is not committed, or that is not known.
+        """
+        ...
+
+    def give_up(self, error: BaseException) -> None:
+        """This process's part will not come."""
+        ...
+
+
+class Alone:
+    """The committer of a process that trains by itself."""
+
+    rows_object: str | None = None
+
+    def __init__(self, writer: RunWriter) -> None:
+        self._writer = writer
+
+    def taking_part(self) -> AbstractContextManager[None]:
+        """Nobody else does."""
+        return contextlib.nullcontext()
+
+    def finish(self, save: Save, part: StoredPart, dense: DenseState) -> None:
+        """Commit."""
+        commit_parts(self._writer, save, part, dense)
+
+    def give_up(self, error: BaseException) -> None:
+        """Nobody waits for it."""
+
+
+def commit_parts(
+    writer: RunWriter,
+    save: Save,
+    part: StoredPart,
+    dense: DenseState,
+    own: Sequence[bytes] = (),
+) -> None:
+    """Store dense state and commit a checkpoint whose rows are durable; ``own`` is what each of
+    many ranks has of its own.
+
+    Raises:
+        HoldfastError: it is not committed, or that is not known.
+    """
+    objects = list(part.objects)
+    try:
+        # Dense state has an object of its own: it dies with its checkpoint, while the rows of a
+        # base are needed as long as its deltas are.
+        with save.new_object(DENSE, objects) as builder:
+            data = tree.to_bytes(dense.structure, dense.tensors)
+            extent = builder.append(DENSE, "dense", (data,), checksum(data))
+            ranks = tuple(
+                builder.append(DENSE, f"rank-{rank}", (state,), checksum(state))
+                for rank, state in enumerate(own)
+            )
+            save.check_cancelled()
+        order = save.order
+        entry = CheckpointEntry(
+            step=order.step,
+            ordinal=0,
+            kind=order.kind,
+            base=order.base,
+            schema=0,
+            time=writer.clock(),
+            codec=order.codecs.weights.name,
+            state_codec=state_codec_name(order.schemas, order.codecs),
+            rows=sum(segment.rows for segment in part.segments),
+            row_bytes=sum(segment.extent.bytes for segment in part.segments),
+            bytes=sum(size for _, size in objects),
+            full_bytes=sum(t.rows * t.row_bytes for t in order.schemas) + dense.bytes,
+            stall_s=part.stall_s,
+            reason=order.reason,
+            dense=extent,
+            build_s=save.seconds,
+            ranks=ranks,
+        )
+        entering = Entering(
+            schemas=order.schemas,
+            keep=order.keep,
+            replaces_since=order.replaces_since,
+            rewind_to=order.rewind_to,
+            is_floor=order.is_floor,
+            has_grid=order.has_grid,
+            placement=order.placement,
+        )
+        entered = enter_checkpoint(
+            writer, entry, part.segments, tuple(objects), entering, on_entry=save.expect
+        )
+    except BaseException:
+        writer.forget(name for name, _ in objects)
+        raise
+    save.committed(bytes_=entry.bytes, full_bytes=entry.full_bytes)
+    entered.tell(writer.log, durable_s=save.stats.durable_s)
+    save.on_commit()
 
 
 class Save:
@@ -138,8 +248,9 @@ class Save:
     def __init__(
         self,
         order: SaveOrder,
-        writer: RunWriter,
+        writer: RunWriter | FollowingWriter,
         *,
+        committer: Committer,
         pool: StagingPool,
         encoders: ThreadPoolExecutor,
         depth: int,
@@ -154,10 +265,11 @@ class Save:
         self.is_committed = False
         self.is_reported = False
         self._writer = writer
+        self._committer = committer
         self._pool = pool
         self._encoders = encoders
         self._depth = depth
-        self._on_commit = on_commit
+        self.on_commit = on_commit
         self._dense: DenseState | None = None
         self._cancelled = threading.Event()
         self._staged = threading.Event()
@@ -239,7 +351,12 @@ class Save:
 
     def _run(self) -> None:
         try:
-            self._write()
+            with self._committer.taking_part():
+                try:
+                    self._write()
+                except BaseException as error:
+                    self._committer.give_up(error)
+                    raise
         except BaseException as error:  # a thread's edge: kept for the training thread
             if isinstance(error, SaveCancelledError):
                 self.is_reported = True
@@ -273,34 +390,33 @@ class Save:
 
     def _write(self) -> None:
         self._may_encode.wait()
-        self._check_cancelled()
+        self.check_cancelled()
         objects: list[tuple[str, int]] = []
         try:
-            self._store(objects)
+            segments = self._store_rows(objects)
+            assert self._dense is not None
+            part = StoredPart(tuple(segments), tuple(objects), self.stats.stall_s)
+            self._committer.finish(self, part, self._dense)
         except BaseException:
             self._writer.forget(name for name, _ in objects)
             raise
 
-    def _store(self, objects: list[tuple[str, int]]) -> None:
-        with self._new_object(ROWS, objects) as builder:
+    def _store_rows(self, objects: list[tuple[str, int]]) -> list[SegmentEntry]:
+        if self.order.rows == 0:
+            self._snapshot_over.wait()  # no object for nothing
+            self.check_cancelled()
+            return []
+        with self.new_object(ROWS, objects, self._committer.rows_object) as builder:
             segments = self._store_parts(builder)
-            self._check_cancelled()
-        assert self._dense is not None
-        # Dense state has an object of its own: it dies with its checkpoint, while the rows of a
-        # base are needed as long as its deltas are.
-        with self._new_object(DENSE, objects) as builder:
-            data = tree.to_bytes(self._dense.structure, self._dense.tensors)
-            dense = builder.append(DENSE, "dense", (data,), checksum(data))
-            self._check_cancelled()
-        full_bytes = sum(t.rows * t.row_bytes for t in self.order.schemas) + self._dense.bytes
-        size = sum(bytes_ for _, bytes_ in objects)
-        entry = self._entry(dense=dense, size=size, full_bytes=full_bytes, segments=segments)
-        self._commit(entry, tuple(segments), tuple(objects))
+            self.check_cancelled()
+        return segments
 
     @contextmanager
-    def _new_object(self, kind: str, objects: list[tuple[str, int]]) -> Iterator[ObjectBuilder]:
+    def new_object(
+        self, kind: str, objects: list[tuple[str, int]], name: str | None = None
+    ) -> Iterator[ObjectBuilder]:
         """Write an object, durable at the end of the block or gone after an error."""
-        with self._writer.new_object(kind) as builder:
+        with self._writer.new_object(kind, name) as builder:
             yield builder
             started = time.perf_counter()
             objects.append((builder.name, builder.close()))
@@ -326,7 +442,7 @@ class Save:
                         else:
                             waiting.append((item, self._start_encoding(item)))
                         continue
-                self._check_cancelled()
+                self.check_cancelled()
                 staging, encoding = waiting[0]
                 encoded, seconds = encoding.result()
                 segments.append(self._append(builder, staging.copy.result().schema, encoded))
@@ -359,7 +475,7 @@ class Save:
         staged = staging.copy.result()
         started = time.perf_counter()
         encoded = encode_segment(
-            staged.part.ids(),
+            staged.ids(),
             staged.columns,
             column_codecs(staged.schema, self.order.codecs),
             has_filter=self.order.has_grid,
@@ -374,96 +490,38 @@ class Save:
         self._store_s += time.perf_counter() - started
         return entry
 
-    def _check_cancelled(self) -> None:
+    def check_cancelled(self) -> None:
+        """Raise if a newer save took its place."""
         if self._cancelled.is_set():
             raise SaveCancelledError("a newer save took its place", step=self.step)
 
-    def _entry(
-        self, *, dense: Extent, size: int, full_bytes: int, segments: list[SegmentEntry]
-    ) -> CheckpointEntry:
-        order = self.order
-        return CheckpointEntry(
-            step=order.step,
-            ordinal=0,
-            kind=order.kind,
-            base=order.base,
-            schema=0,
-            time=self._writer.clock(),
-            codec=order.codecs.weights.name,
-            state_codec=state_codec_name(order.schemas, order.codecs),
-            rows=sum(segment.rows for segment in segments),
-            row_bytes=sum(segment.extent.bytes for segment in segments),
-            bytes=size,
-            full_bytes=full_bytes,
-            stall_s=self.stats.stall_s,
-            reason=order.reason,
-            dense=dense,
-            build_s=time.perf_counter() - self._started,
-        )
+    # What a committer calls.
 
-    def _commit(
-        self,
-        entry: CheckpointEntry,
-        segments: tuple[SegmentEntry, ...],
-        objects: tuple[tuple[str, int], ...],
-    ) -> None:
-        writer, order = self._writer, self.order
-        before: tuple[int, ...] = ()
-        taken: tuple[int, ...] = ()
-        kept: frozenset[int] = frozenset()
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether it is to give up."""
+        return self._cancelled.is_set()
 
-        def change(current: Catalog) -> Catalog:
-            nonlocal before, taken, kept
-            before = current.steps
-            catalog = current if order.rewind_to is None else current.rewound(order.rewind_to)
-            catalog = _with_schema(catalog, order.schemas)
-            self.entry = dataclasses.replace(
-                entry,
-                schema=catalog.schemas.index(order.schemas),
-                ordinal=catalog.last.ordinal + 1 if catalog.last is not None else 0,
-            )
-            catalog = catalog.with_checkpoint(
-                self.entry,
-                segments,
-                objects,
-                replaces_since=order.replaces_since,
-                is_floor=order.is_floor,
-                placement=order.placement,
-            )
-            if order.has_grid and catalog.grid_of(self.entry) is None:
-                catalog = catalog.with_grid(GridEntry(order.base, None, order.base, None))
-            taken = catalog.steps
-            kept = choose_kept(catalog.checkpoints, order.keep, now=writer.clock())
-            return catalog.keeping(kept)
+    @property
+    def seconds(self) -> float:
+        """How long it has taken so far."""
+        return time.perf_counter() - self._started
 
-        writer.update(change)
+    def expect(self, entry: CheckpointEntry) -> None:
+        """This is what is being committed; the answer may be lost."""
+        self.entry = entry
+
+    def committed(self, *, bytes_: int, full_bytes: int) -> None:
+        """It is committed."""
         self.is_committed = True
         self.stats = dataclasses.replace(
             self.stats,
-            bytes=entry.bytes,
-            full_bytes=entry.full_bytes,
+            bytes=bytes_,
+            full_bytes=full_bytes,
             encode_s=self._encode_s,
             store_s=self._store_s,
-            durable_s=time.perf_counter() - self._started,
+            durable_s=self.seconds,
         )
-        writer.log.emit(
-            events.SaveDurable(
-                step=self.step,
-                checkpoint=order.kind,
-                codec=entry.codec,
-                rows=entry.rows,
-                bytes=entry.bytes,
-                full_bytes=entry.full_bytes,
-                stall_s=self.stats.stall_s,
-                durable_s=self.stats.durable_s,
-            )
-        )
-        rewound = tuple(step for step in before if step not in taken)
-        expired = tuple(step for step in taken if step not in kept)
-        for steps, reason in ((rewound, "rewind"), (expired, "retention")):
-            if steps:
-                writer.log.emit(events.CheckpointsDropped(steps=steps, reason=reason))
-        self._on_commit()
 
 
 def column_codecs(schema: TableSchema, plan: CodecPlan) -> list[Codec]:
@@ -478,9 +536,3 @@ def state_codec_name(schemas: Sequence[TableSchema], plan: CodecPlan) -> str:
     """How row state is stored, for people: every codec in use, or none where there is no state."""
     names = {codec.name for schema in schemas for codec in column_codecs(schema, plan)[1:]}
     return "+".join(sorted(names)) or "none"
-
-
-def _with_schema(catalog: Catalog, schemas: tuple[TableSchema, ...]) -> Catalog:
-    if schemas in catalog.schemas:
-        return catalog
-    return dataclasses.replace(catalog, schemas=(*catalog.schemas, schemas))

@@ -1,8 +1,9 @@
 """From the bytes of a read to rows in tables: many segments at once, dead rows left out.
 
-Segments that were read together are scattered with one kernel call where their columns are fp32,
-so that a small segment costs a few microseconds. A segment of another codec, or one that looks
-damaged, is taken by itself.
+Segments that were read together are scattered with one kernel call where their columns are fp32 and
+go whole to rows that follow each other, so that a small segment costs a few microseconds. A segment
+of another codec, one whose rows or floats go elsewhere, or one that looks damaged, is taken by
+itself.
 
 Invariant: a segment is checked against its bytes, the catalog, its table and the targets before
 anything of it is written.
@@ -23,12 +24,12 @@ from holdfast.checkpoint import fetch
 from holdfast.checkpoint import kills as killing
 from holdfast.checkpoint.catalog import SegmentEntry
 from holdfast.checkpoint.codec import parse_codec
+from holdfast.checkpoint.destination import Destination, Destinations
 from holdfast.checkpoint.fetch import Read
 from holdfast.checkpoint.kills import Kills, StoredKills
+from holdfast.checkpoint.segment import Segment
 from holdfast.kernels import bitmap, place
 from holdfast.schema import TableSchema
-
-Targets = Mapping[str, Sequence[np.ndarray]]
 
 _FP32 = int.from_bytes(parse_codec("fp32").wire(), "little")
 _EVER = 1 << 62
@@ -40,27 +41,26 @@ class Scatter:
 
     def __init__(
         self,
-        targets: Targets,
+        destinations: Destinations,
         schemas: Mapping[str, TableSchema],
         kills: StoredKills,
         step: int,
         *,
-        changed: Mapping[str, np.ndarray] | None = None,
+        has_marks: bool = False,
     ) -> None:
-        """In ``changed``, bitmaps by table, the rows of every segment are marked.
-
-        The targets of a table may be its first columns alone: weights without row state.
-        """
-        self._targets = targets
+        """With ``has_marks`` the rows of every segment are marked where destinations ask for it."""
+        self._destinations = destinations
         self._schemas = schemas
         self._kills = kills
         self._step = step
-        self._changed = changed
+        self._has_marks = has_marks
         self._marking = threading.Lock()
-        self._table_at = {name: index for index, name in enumerate(targets)}
-        self._tables = _describe(targets, schemas)
+        self._table_at = {name: index for index, name in enumerate(destinations)}
+        self._tables = _describe(destinations, schemas)
+        words = [_only(found) for found in destinations.values()]
         self._words_T = np.array(
-            [0 if changed is None else changed[name].ctypes.data for name in targets], np.int64
+            [0 if d is None or d.words_W is None else d.words_W.ctypes.data for d in words],
+            np.int64,
         )
 
     def put(self, read: Read, *, is_masked: bool) -> int:
@@ -94,55 +94,85 @@ class Scatter:
             self._step,
             is_masked=is_masked,
         )
-        if self._changed is not None:
+        if self._has_marks:
             even_S = np.flatnonzero(~is_odd_S)
             with self._marking:  # threads would undo each other's bits
                 place.mark(
-                    np.frombuffer(data, np.uint8),
-                    facts_SF[even_S],
-                    self._words_T,
-                    self._tables.widths_TC.shape[1],
+                    np.frombuffer(data, np.uint8), facts_SF[even_S], self._words_T, self._tables
                 )
         for index in np.flatnonzero(is_odd_S):
             entry, at = places[int(index)]
             masked += self._put_one(entry, data, at, is_masked=is_masked)
         return masked
 
-    def _mark(self, table: str, ids_N: np.ndarray) -> None:
-        if self._changed is not None:
-            words_W = self._changed[table]
-            with self._marking:
-                bitmap.mark(words_W, ids_N, words_W.size * 64)
-
     def _put_one(self, entry: SegmentEntry, data: memoryview, at: int, *, is_masked: bool) -> int:
         part = data[at : at + entry.extent.bytes]
         segment = fetch.checked_segment(part, entry, self._schemas[entry.table])
         ids_N = segment.ids()
-        self._mark(entry.table, ids_N)
-        masked = 0
+        dead_N = None
         if is_masked:
             dead_N = dead_at(self._step, entry, ids_N, segment.deaths(), self._kills)
-            masked = int(dead_N.sum())
-            ids_N[dead_N] = -1
-        for column, dst_MD in enumerate(self._targets[entry.table]):
-            segment.decode_into(column, dst_MD, ids_N)
-        return masked
+        for destination in self._destinations[entry.table]:
+            local_N = destination.piece.local_of(ids_N)
+            self._mark(destination, local_N)
+            if dead_N is not None:
+                local_N[dead_N] = -1
+            if (local_N >= 0).any():
+                _put_rows(segment, destination, local_N)
+        return 0 if dead_N is None else int(dead_N.sum())
+
+    def _mark(self, destination: Destination, local_N: np.ndarray) -> None:
+        if self._has_marks and destination.words_W is not None:
+            rows = destination.piece.local_rows
+            with self._marking:
+                bitmap.mark(destination.words_W, local_N[local_N >= 0], rows)
 
 
-def _describe(targets: Targets, schemas: Mapping[str, TableSchema]) -> place.Tables:
-    """The targets as the kernel takes them."""
-    columns = max((len(schemas[name].columns) for name in targets), default=1)
-    widths_TC, address_TC = np.zeros((2, len(targets), columns), np.int64)
-    for index, (name, arrays) in enumerate(targets.items()):
+def _put_rows(segment: Segment, destination: Destination, local_N: np.ndarray) -> None:
+    widths = [part.width for part in segment.header.columns]
+    for into in destination.columns:
+        whole = slice(0, widths[into.column])
+        if into.floats == whole and into.array_MD.flags.c_contiguous:
+            segment.decode_into(into.column, into.array_MD, local_N)
+        else:
+            at_K = np.flatnonzero(local_N >= 0)
+            rows_KD = segment.decode_some(into.column, at_K)
+            into.array_MD[local_N[at_K]] = rows_KD[:, into.floats]
+
+
+def _only(found: Sequence[Destination]) -> Destination | None:
+    """The one destination of a table that the kernel can serve: whole columns, rows in a row."""
+    if len(found) != 1 or not isinstance(found[0].piece.ids, range):
+        return None
+    is_whole = all(
+        into.array_MD.flags.c_contiguous and into.floats == slice(0, into.array_MD.shape[1])
+        for into in found[0].columns
+    )
+    return found[0] if is_whole else None
+
+
+def _describe(destinations: Destinations, schemas: Mapping[str, TableSchema]) -> place.Tables:
+    """The destinations as the kernel takes them; a table it cannot serve has no rows for it."""
+    columns = max((len(schemas[name].columns) for name in destinations), default=1)
+    widths_TC, address_TC = np.zeros((2, len(destinations), columns), np.int64)
+    rows_T, held_T, first_T = np.zeros((3, len(destinations)), np.int64)
+    for index, (name, found) in enumerate(destinations.items()):
         schema = schemas[name]
+        one = _only(found)
+        if one is None or any(
+            into.array_MD.shape[1] != schema.columns[into.column].width for into in one.columns
+        ):
+            continue
+        ids = one.piece.ids
+        assert isinstance(ids, range)
+        rows_T[index], held_T[index], first_T[index] = schema.rows, len(ids), ids.start
         for c, column in enumerate(schema.columns):
             widths_TC[index, c] = column.width
-        for c, dst_MD in enumerate(arrays):
-            assert dst_MD.dtype == np.float32 and dst_MD.flags.c_contiguous
-            assert dst_MD.shape == (schema.rows, schema.columns[c].width)
-            address_TC[index, c] = dst_MD.ctypes.data
-    rows_T = np.array([schemas[name].rows for name in targets], np.int64)
-    return place.Tables(rows_T, widths_TC, address_TC)
+        for into in one.columns:
+            assert into.array_MD.dtype == np.float32
+            assert len(into.array_MD) == len(ids)
+            address_TC[index, into.column] = into.array_MD.ctypes.data
+    return place.Tables(rows_T, held_T, first_T, widths_TC, address_TC)
 
 
 def dead_at(

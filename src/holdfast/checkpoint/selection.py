@@ -45,16 +45,22 @@ class Selection:
     """The rows of one table to save: all (``words_W`` None), or the marked ones.
 
     With a ``placement`` every server's rows are saved apart, so that they can be read apart.
+    ``within``: of all rows only these are this process's to save; marked ones are its own already.
     """
 
     table_rows: int
     words_W: Words | None = None
     placement: Placement | None = None
+    within: range | None = None
 
     @property
     def rows(self) -> int:
         """How many rows are selected."""
-        return self.table_rows if self.words_W is None else int(bitmap.count(self.words_W))
+        return len(self._all) if self.words_W is None else int(bitmap.count(self.words_W))
+
+    @property
+    def _all(self) -> range:
+        return range(self.table_rows) if self.within is None else self.within
 
     def parts(self, rows_max: int) -> Iterator[RowPart]:
         """The selection in parts of at most ``rows_max`` rows.
@@ -68,8 +74,8 @@ class Selection:
             yield from self._parts_of_servers(self.placement, rows_max)
             return
         if self.words_W is None:
-            for start in range(0, self.table_rows, rows_max):
-                yield RowPart(start, min(self.table_rows, start + rows_max), None)
+            for start in self._all[::rows_max]:
+                yield RowPart(start, min(self._all.stop, start + rows_max), None)
             return
         bounds = bitmap.split(self.words_W, rows_max)
         for lo, hi in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):

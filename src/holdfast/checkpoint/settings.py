@@ -44,6 +44,8 @@ class Settings:
     tracking: str = LOOKUP
     staging_bytes_max: int | None = None
     threads: int | None = None
+    ranks: Any = None
+    ranks_timeout_s: float = 300.0
     events: str | os.PathLike[str] | events.Sink | events.EventLog | None = None
     clock: Callable[[], float] = time.time
     storage_options: Mapping[str, Any] | None = None
@@ -57,6 +59,9 @@ class Settings:
             self.every.check_servers(placement.servers)
         if self.on_busy not in (WAIT, CANCEL):
             raise InvalidRequestError("unknown on_busy", on_busy=self.on_busy, known=[WAIT, CANCEL])
+        if self.ranks_timeout_s <= 0:
+            raise InvalidRequestError("ranks_timeout_s must be positive",
+                                      value=self.ranks_timeout_s)  # fmt: skip
         for name in ("staging_bytes_max", "threads", "total_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:

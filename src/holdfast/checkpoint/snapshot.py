@@ -29,8 +29,10 @@ from holdfast.checkpoint import tree
 from holdfast.checkpoint.selection import RowPart, Selection
 from holdfast.checkpoint.staging import BUFFER_BYTES, Buffer, StagingPool
 from holdfast.errors import InvalidRequestError
+from holdfast.modelstate import ModelState
+from holdfast.pieces import Piece
 from holdfast.schema import TableSchema
-from holdfast.tables import ModelState, Table
+from holdfast.tables import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,13 @@ class StagedPart:
     """Copied rows of one table, every column, in a staging buffer."""
 
     schema: TableSchema
+    piece: Piece
     part: RowPart
     columns: tuple[np.ndarray, ...]
+
+    def ids(self) -> np.ndarray:
+        """The global ids of its rows, ascending."""
+        return self.piece.global_ids(self.part.ids())
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +76,18 @@ PartQueue = queue.SimpleQueue[Staging | None]
 
 
 def take_dense(
-    state: ModelState, extras: Mapping[str, Any], *, pls: Mapping[str, Any] | None = None
+    state: ModelState,
+    extras: Mapping[str, Any],
+    *,
+    pls: Mapping[str, Any] | None = None,
+    is_follower: bool = False,
 ) -> DenseState:
     """Copy everything that is not a row: dense state, RNG state, reader and other extras, and what
-    is known of lost samples."""
+    is known of lost samples. A follower leaves out what is the same on every rank."""
     collected = {
         **({} if pls is None else {"pls": dict(pls)}),
-        **state.dense(),
+        **({} if is_follower else state.dense()),
+        **state.tables_dense(),
         "rng": rng_state(),
         "extras": {name: item.state_dict() for name, item in extras.items()},
     }
@@ -107,9 +119,10 @@ def take_rows(
     copies: deque[Future[StagedPart]] = deque()
     for table, schema, selection in zip(tables, schemas, selections, strict=True):
         rows_max = max(1, BUFFER_BYTES // schema.row_bytes)
+        present = {column.name for column in table.schema().columns}
         for part in selection.parts(rows_max):
             buffer = pool.acquire(part.rows * schema.row_bytes)
-            copy = threads.submit(_copy, table, schema, part, buffer)
+            copy = threads.submit(_copy, table, schema, present, part, buffer)
             out.put(Staging(buffer, copy))
             copies.append(copy)
             while copies[0].done() and len(copies) > 1:
@@ -118,19 +131,25 @@ def take_rows(
         copy.result()
 
 
-def _copy(table: Table, schema: TableSchema, part: RowPart, buffer: Buffer) -> StagedPart:
-    columns = []
+def _copy(
+    table: Table, schema: TableSchema, present: set[str], part: RowPart, buffer: Buffer
+) -> StagedPart:
+    columns, existing = [], []
     start = 0
     for column in schema.columns:
         size = 4 * part.rows * column.width
         flat = buffer[start : start + size].view(np.float32)
         columns.append(flat.reshape(part.rows, column.width))
         start += size
+        if column.name in present:
+            existing.append(columns[-1])
+        else:
+            flat[:] = 0  # row state that other ranks have already: these rows were never trained
     if part.ids_N is None:
-        table.gather_range(part.start, part.stop, columns)
+        table.gather_range(part.start, part.stop, existing)
     else:
-        table.gather(part.ids_N, columns)
-    return StagedPart(schema, part, tuple(columns))
+        table.gather(part.ids_N, existing)
+    return StagedPart(schema, table.piece, part, tuple(columns))
 
 
 def rng_state() -> dict[str, Any]:

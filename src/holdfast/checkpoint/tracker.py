@@ -8,6 +8,9 @@ optimizers that move only rows with a gradient. ``HashTracker`` compares a hash 
 the one before; it costs 8 bytes a row and a pass over the tables at each checkpoint, and holds for
 any optimizer.
 
+Rows are counted as a process holds them (tables.py). Of a table that is replicated in many
+processes, rows that only others looked up change too; there gradients tell, and lookups do not.
+
 Invariants:
 - A row that changed is never missed: rows are marked in excess, never in want.
 - Every cursor sees every mark once, however the other cursors advance.
@@ -22,6 +25,7 @@ enough (unseen.py).
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
@@ -100,13 +104,21 @@ class LookupTracker:
         self._lock = threading.Lock()
         self._listeners: list[Callable[[str, Ids], None]] = []
         self._hooks: list[RemovableHandle] = []
+        self._endings: list[Callable[[], None]] = []
         for table in self._tables:
+            if table.watch is not None:  # it knows better what changes its rows
+                self._endings.append(table.watch(functools.partial(self.mark, table.name)))
+                continue
             for module in table.modules:
                 if getattr(module, "max_norm", None) is not None:
                     self._hooks.append(_watch(module, _Marker(self, table.name)))
-                if not all(module.sparse for module in table.modules):
+                # Of a replicated table other processes look up rows too: only the gradient, which
+                # they share, tells of them.
+                is_noted = not table.piece.is_replicated
+                if is_noted and not all(module.sparse for module in table.modules):
                     self._hooks.append(_watch(module, _Noter(self, table.name)))
-        for optimizer in _unique(table.optimizer for table in self._tables):
+        self._trained = [table for table in self._tables if table.watch is None]
+        for optimizer in _unique(table.optimizer for table in self._trained):
             self._hooks.append(optimizer.register_step_post_hook(_Stepped(self)))
 
     def cursor(self) -> LookupCursor:
@@ -140,7 +152,7 @@ class LookupTracker:
 
     def note_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Mark what an optimizer has just changed."""
-        for table in self._tables:
+        for table in self._trained:
             gradient = table.parameter.grad
             if table.optimizer is not optimizer or gradient is None:
                 continue
@@ -166,6 +178,9 @@ class LookupTracker:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        for end in self._endings:
+            end()
+        self._endings.clear()
 
     @property
     def bytes(self) -> int:

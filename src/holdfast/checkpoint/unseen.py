@@ -14,12 +14,11 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import nn
 
 from holdfast.errors import InvalidRequestError
 from holdfast.kernels import bitmap
-from holdfast.tables import Table
+from holdfast.tables import Table, moves_unseen
 
 
 class Canary:
@@ -34,7 +33,9 @@ class Canary:
     def __init__(self, tables: Iterable[Table]) -> None:
         self._tables = list(tables)
         self._ids = {
-            table.name: np.unique(np.linspace(0, table.rows - 1, self.ROWS).astype(np.int64))
+            table.name: np.unique(
+                np.linspace(0, table.rows - 1, min(self.ROWS, table.rows)).astype(np.int64)
+            )
             for table in self._tables
         }
         self._hashes: dict[str, tuple[int, npt.NDArray[np.uint64]]] = {}
@@ -82,9 +83,14 @@ def find_unseen_movers(tables: Iterable[Table], all_parameters: nn.Module) -> li
                 owners.setdefault(id(parameter), []).append(f"{path}.{name}")
     reasons = []
     for table in tables:
+        if table.watch is not None:
+            reason = table.unseen_mover()
+            if reason is not None:
+                reasons.append(f"{table.name}: {reason}")
+            continue
         if not table.parameter.requires_grad:
             continue
-        reason = _unseen_mover(table) or _foreign_forward(table)
+        reason = moves_unseen(table.optimizer, table.parameter) or _foreign_forward(table)
         shared = owners.get(id(table.parameter))
         if reason is None and shared:
             reason = f"its weight is shared with {shared[0]}, which changes rows without a lookup"
@@ -95,28 +101,13 @@ def find_unseen_movers(tables: Iterable[Table], all_parameters: nn.Module) -> li
 
 def _foreign_forward(table: Table) -> str | None:
     known = (nn.Embedding.forward, nn.EmbeddingBag.forward)
+    if table.piece.is_replicated:
+        return None  # not lookups are noted but gradients
     if all(module.sparse for module in table.modules):
         return None  # sparse gradients name their rows, whatever forward does
     if all(type(module).forward in known for module in table.modules):
         return None
     return "its module has a forward() of its own, which may look up other rows than it is given"
-
-
-def _unseen_mover(table: Table) -> str | None:
-    optimizer = table.optimizer
-    groups = [] if optimizer is None else optimizer.param_groups
-    owning = [g for g in groups if any(p is table.parameter for p in g["params"])]
-    if not owning:
-        return "no optimizer was given that updates it"
-    group = owning[0]
-    kind = type(optimizer).__name__
-    if type(optimizer) not in (torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam):
-        return f"{kind} may move rows that were not looked up"
-    if group.get("momentum", 0):
-        return f"{kind} with momentum keeps moving rows after their lookup"
-    if group.get("weight_decay", 0):
-        return f"{kind} with weight_decay moves every row"
-    return None
 
 
 def check_lookups_suffice(tables: list[Table], model: nn.Module) -> None:

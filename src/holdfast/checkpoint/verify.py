@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import bisect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from holdfast.checkpoint import commit as catalogs
 from holdfast.checkpoint import fetch, restore
 from holdfast.checkpoint.catalog import Catalog, CheckpointEntry, GridEntry, SegmentEntry
-from holdfast.checkpoint.object import Index, read_index
+from holdfast.checkpoint.object import Extent, Index, read_index
 from holdfast.errors import CorruptDataError, HoldfastError, NotFoundError
 from holdfast.kernels import bloom
-from holdfast.storage import open_storage
+from holdfast.storage import as_storage
 from holdfast.storage.base import Storage
 
 
@@ -52,13 +53,14 @@ def verify(
     run: str | os.PathLike[str] | Storage,
     *,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> VerifyReport:
     """Check every catalog, object, segment and row of a run.
 
     Raises:
         NotFoundError: there is no run.
     """
-    storage = open_storage(os.fspath(run)) if isinstance(run, str | os.PathLike) else run
+    storage = as_storage(run, storage_options)
     damages: list[Damage] = []
     existing = catalogs.numbers(storage)
     if not existing:
@@ -102,9 +104,10 @@ class _View:
         self.segments: dict[str, list[SegmentEntry]] = {}
         for segment in catalog.segments:
             self.segments.setdefault(segment.extent.object, []).append(segment)
-        self.holders: dict[str, list[CheckpointEntry]] = {}
+        self.holders: dict[str, list[tuple[CheckpointEntry, Extent]]] = {}
         for entry in catalog.checkpoints:
-            self.holders.setdefault(entry.dense.object, []).append(entry)
+            for extent in (entry.dense, *entry.ranks):
+                self.holders.setdefault(extent.object, []).append((entry, extent))
         self.grids = {g.kills.object: g for g in catalog.grids if g.kills is not None}
         self.schemas = {
             (entry.base, table.name): table
@@ -126,7 +129,7 @@ class _View:
     def everyone(self, name: str) -> tuple[int, ...]:
         """The steps that need an object."""
         found = {step for s in self.segments.get(name, ()) for step in self.readers(s)}
-        found |= {holder.step for holder in self.holders.get(name, ())}
+        found |= {holder.step for holder, _ in self.holders.get(name, ())}
         if name in self.grids:
             found |= set(self.steps_of(self.grids[name]))
         return tuple(sorted(found))
@@ -148,13 +151,13 @@ def _object_damages(storage: Storage, view: _View, name: str) -> Iterator[Damage
             _check_segment(reader, view, index, entry, readers)
         except HoldfastError as error:
             yield Damage(entry.extent.describe(), str(error), readers)
-    for holder in view.holders.get(name, ()):
-        named.add(holder.dense.offset)
+    for holder, extent in view.holders.get(name, ()):
+        named.add(extent.offset)
         try:
-            fetch.check_objects(storage, view.catalog, [holder.dense])
-            fetch.read_dense(storage, holder.dense)
+            fetch.check_objects(storage, view.catalog, [extent])
+            fetch.read_dense(storage, extent)
         except HoldfastError as error:
-            yield Damage(holder.dense.describe(), str(error), (holder.step,))
+            yield Damage(extent.describe(), str(error), (holder.step,))
     grid = view.grids.get(name)
     if grid is not None and grid.kills is not None:
         named.add(grid.kills.offset)

@@ -64,7 +64,7 @@ def _round_trip(codec: Codec, ids_N: np.ndarray, *, has_grid: bool) -> None:
         bloom.has(words_W, ids_N)
     nothing_K = np.empty(0, np.int64)
     nothing_TC = np.empty((0, 1), np.int64)
-    tables = place.Tables(nothing_K, nothing_TC, nothing_TC)
+    tables = place.Tables(nothing_K, nothing_K, nothing_K, nothing_TC, nothing_TC)
     facts_SF = np.empty((0, place.KILLS_HI + 1), np.int64)
     no_bytes_B = np.frombuffer(bytearray(8), np.uint8)
     place.place(no_bytes_B, facts_SF, tables, 0, nothing_K, nothing_K, 0, is_masked=True)

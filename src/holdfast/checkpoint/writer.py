@@ -8,6 +8,9 @@ Invariants:
 - Saves and extraction commit in turn: each change is made to the catalog as it is then.
 - An object that is being written, or waits for its commit, is not taken for a leftover.
 
+Of many ranks one has a ``RunWriter``; the others write objects for its commits, as a
+``FollowingWriter``.
+
 Not here: what a catalog is and the atomic put (catalog.py), filling objects (save.py, extract.py).
 """
 
@@ -24,7 +27,7 @@ from holdfast.checkpoint import commit as catalogs
 from holdfast.checkpoint.catalog import Catalog, SegmentEntry
 from holdfast.checkpoint.object import ROWS, ObjectBuilder, number_of, object_name
 from holdfast.checkpoint.segment import EncodedSegment
-from holdfast.errors import ConflictError, UnavailableError
+from holdfast.errors import ConflictError, NotFoundError, UnavailableError
 from holdfast.storage.base import Storage
 
 
@@ -72,13 +75,13 @@ class RunWriter:
         return self.catalog.number + 1
 
     @contextmanager
-    def new_object(self, kind: str) -> Iterator[ObjectBuilder]:
+    def new_object(self, kind: str, name: str | None = None) -> Iterator[ObjectBuilder]:
         """Write an object: durable at the end of the block, or gone after an error.
 
         It belongs to a commit that is still to come; ``forget`` it if none comes.
         """
         with self._lock:
-            name = object_name(self.next_number, kind, secrets.token_hex(4))
+            name = name or object_name(self.next_number, kind, secrets.token_hex(4))
             self._uncommitted.add(name)
         builder: ObjectBuilder | None = None
         try:
@@ -92,6 +95,23 @@ class RunWriter:
                 self.forget([name])
             self._uncommitted.discard(name)
             raise
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Others write these objects for a commit to come: they are no leftovers until then."""
+        with self._lock:
+            self._uncommitted.update(names)
+
+    def give_up_on(self, names: Iterable[str]) -> None:
+        """The commit that others wrote for will not come: what they leave behind is deleted after
+        the next one."""
+        with self._lock:
+            self._uncommitted.difference_update(set(names) - self._doubtful)
+            self._has_listed = False
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether a commit's outcome is not known."""
+        return self._is_unsure
 
     def forget(self, names: Iterable[str]) -> None:
         """Delete objects that were written for a commit that will not come.
@@ -148,11 +168,18 @@ class RunWriter:
 
     def _check_newest(self, number: int) -> None:
         # Old catalogs are deleted, so a writer that slept through several commits of another could
-        # still find its next number free. It then finds higher ones, and has lost the run.
+        # still find its next number free. Then the one before it, its own last, is gone: they are
+        # deleted in ascending order. That costs one request, and no listing; only a writer that
+        # has not looked at everything since it took over, or since storage failed, lists.
         try:
+            if self._has_listed:
+                self.storage.size(catalogs.name_of(number - 1))
+                return
             newest = catalogs.numbers(self.storage)[-1]
+        except NotFoundError as error:
+            raise catalogs.conflict(self.storage, number) from error
         except UnavailableError:
-            # The put was confirmed; the next commit asks again, and until then nothing is deleted.
+            # The put was confirmed; the next commit lists, and until then nothing is deleted.
             self._has_listed = False
             return
         if newest > number:
@@ -191,7 +218,7 @@ class RunWriter:
                 self._has_listed = True
             for name, _ in dead:
                 self.storage.delete(name)
-            for name in old:
+            for name in old:  # ascending, and none after a failure: _check_newest relies on it
                 self.storage.delete(name)
         except Exception as error:  # the commit stands, whatever a storage raises here
             self._has_listed = False  # list everything again after the next commit
@@ -218,3 +245,55 @@ class RunWriter:
             if number < self.catalog.number - 1
         ]
         return dead, old
+
+
+class FollowingWriter:
+    """What a rank has that does not coordinate: it writes objects, and reads what is committed."""
+
+    def __init__(
+        self, storage: Storage, *, log: events.EventLog, clock: Callable[[], float]
+    ) -> None:
+        self.storage = storage
+        self.log = log
+        self.clock = clock
+        self._kept: set[str] = set()
+
+    @property
+    def catalog(self) -> Catalog:
+        """The run's catalog as it is now."""
+        return catalogs.load_last(self.storage) or Catalog(run="", number=0, writer="")
+
+    @contextmanager
+    def new_object(self, kind: str, name: str | None = None) -> Iterator[ObjectBuilder]:
+        """Write an object of the name that the coordinator gave: durable at the end of the block,
+        or gone after an error."""
+        assert name is not None
+        with self.storage.create(name) as out:
+            builder = ObjectBuilder(name, out)
+            yield builder
+            if not builder.is_closed:
+                builder.close()
+
+    def keep(self, names: Iterable[str]) -> None:
+        """These may be committed: nobody is to delete them."""
+        self._kept.update(names)
+
+    def let_go(self, names: Iterable[str]) -> None:
+        """These are not committed after all."""
+        self._kept.difference_update(names)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Delete objects of a commit that did not come; what fails the coordinator does later."""
+        for name in names:
+            if name in self._kept:
+                continue
+            try:
+                self.storage.delete(name)
+            except Exception as error:
+                self.log.emit(events.CollectionFailed(error=str(error) or repr(error)))
+
+    def settle(self) -> None:
+        """The coordinator finds out what became of a commit."""
+
+    def note(self, change: Callable[[Catalog], Catalog]) -> None:
+        """The coordinator notes it."""

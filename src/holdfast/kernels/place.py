@@ -58,10 +58,13 @@ _AHEAD = 8
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Where rows go: the rows of each table, the width of each of its columns (0: none) and the
-    address of its memory (0: the column is not wanted)."""
+    """Where rows go: the rows of each table, which of them are held (how many, from which on), the
+    width of each of its columns (0: none) and the address of its memory (0: the column is not
+    wanted)."""
 
     rows_T: npt.NDArray[np.int64]
+    held_T: npt.NDArray[np.int64]
+    first_T: npt.NDArray[np.int64]
     widths_TC: npt.NDArray[np.int64]
     address_TC: npt.NDArray[np.int64]
 
@@ -123,6 +126,14 @@ def _mask_killed(kills_K: Any, deaths_K: Any, lo: int, hi: int, step: int, ids_N
 
 
 @njit(cache=True, nogil=True)
+def _to_local(ids_N: Any, first: int, held: int) -> None:
+    """Rows as they are counted where they are held; those that are not are left out."""
+    for i in range(ids_N.size):
+        local = ids_N[i] - first
+        ids_N[i] = local if ids_N[i] >= 0 and 0 <= local < held else -1
+
+
+@njit(cache=True, nogil=True)
 def _copy_rows(src_ND: Any, dst_MD: Any, ids_N: Any) -> None:
     count = ids_N.size
     width = src_ND.shape[1]
@@ -141,6 +152,8 @@ def _place(
     address: int,
     facts_SF: Any,
     rows_T: Any,
+    held_T: Any,
+    first_T: Any,
     widths_TC: Any,
     address_TC: Any,
     wire: int,
@@ -182,6 +195,9 @@ def _place(
                 found += own
             masked += found
         is_odd_S[s] = False
+        held = held_T[fact_F[TABLE]]
+        if held != rows_T[fact_F[TABLE]]:
+            _to_local(ids_N, first_T[fact_F[TABLE]], held)
         for c in range(head_H[segments.COLUMNS]):
             target = address_TC[fact_F[TABLE], c]
             if target == 0:
@@ -189,13 +205,15 @@ def _place(
             width = widths_TC[fact_F[TABLE], c]
             section_at = address + columns_CK[c, segments.SECTION_AT]
             src_ND = carray(as_pointer(section_at), (rows, width), np.uint32)
-            dst_MD = carray(as_pointer(target), (rows_T[fact_F[TABLE]], width), np.uint32)
+            dst_MD = carray(as_pointer(target), (held, width), np.uint32)
             _copy_rows(src_ND, dst_MD, ids_N)
     return masked
 
 
 @njit(cache=True, nogil=True)
-def _mark(buffer_B: Any, facts_SF: Any, words_T: Any, columns: int, ids_X: Any) -> None:
+def _mark(
+    buffer_B: Any, facts_SF: Any, words_T: Any, held_T: Any, first_T: Any, columns: int, ids_X: Any
+) -> None:
     head_H = np.zeros(segments.HEAD_NUMBERS, np.int64)
     columns_CK = np.zeros((columns, segments.COLUMN_NUMBERS), np.int64)
     for s in range(facts_SF.shape[0]):
@@ -208,24 +226,36 @@ def _mark(buffer_B: Any, facts_SF: Any, words_T: Any, columns: int, ids_X: Any) 
         encoding = head_H[segments.IDS_ENCODING]
         if not unpack(encoding, data_B, fact_F[FIRST], fact_F[LAST], ids_N):
             continue
-        size = fact_F[LAST] // 64 + 1
-        words_W = carray(as_pointer(words_T[fact_F[TABLE]]), (size,), np.uint64)
+        if words_T[fact_F[TABLE]] == 0:
+            continue
+        held = held_T[fact_F[TABLE]]
+        _to_local(ids_N, first_T[fact_F[TABLE]], held)
+        words_W = carray(as_pointer(words_T[fact_F[TABLE]]), ((held + 63) // 64,), np.uint64)
         for i in range(ids_N.size):
-            words_W[ids_N[i] >> 6] |= np.uint64(1) << np.uint64(ids_N[i] & 63)
+            if ids_N[i] >= 0:
+                words_W[ids_N[i] >> 6] |= np.uint64(1) << np.uint64(ids_N[i] & 63)
 
 
 def mark(
     buffer_B: npt.NDArray[np.uint8],
     facts_SF: npt.NDArray[np.int64],
     words_T: npt.NDArray[np.int64],
-    columns: int,
+    tables: Tables,
 ) -> None:
     """Mark the rows of segments that ``place`` took, dead ones too, in bitmaps of their tables.
 
-    ``words_T`` are the bitmaps' addresses, ``columns`` the most columns of a table.
+    ``words_T`` are the addresses of the bitmaps of the rows held (0: none is wanted).
     """
     rows_max = int(facts_SF[:, ROWS].max(initial=0))
-    _mark(buffer_B, facts_SF, words_T, columns, np.empty(rows_max, np.int64))
+    _mark(
+        buffer_B,
+        facts_SF,
+        words_T,
+        tables.held_T,
+        tables.first_T,
+        tables.widths_TC.shape[1],
+        np.empty(rows_max, np.int64),
+    )
 
 
 def place(
@@ -253,6 +283,8 @@ def place(
         buffer_B.ctypes.data,
         facts_SF,
         tables.rows_T,
+        tables.held_T,
+        tables.first_T,
         tables.widths_TC,
         tables.address_TC,
         wire,

@@ -37,6 +37,7 @@ from holdfast.checkpoint.checkpointer import Checkpointer
 from holdfast.checkpoint.priority import Priority
 from holdfast.checkpoint.strategy import Strategy
 from holdfast.errors import InvalidRequestError
+from holdfast.modelstate import ModelState
 from holdfast.placement import Placement
 from holdfast.plan.checks import check_count, check_positive, is_number, is_whole
 from holdfast.plan.overhead import Costs, Overhead, interval_full
@@ -47,7 +48,7 @@ from holdfast.recsys.clicks import ClickStream
 from holdfast.recsys.presets import make_model
 from holdfast.recsys.skew import Skew
 from holdfast.recsys.train import CLICKS, Plan, Recipe, Training, evaluate, make_training, train
-from holdfast.tables import ModelState, lose_rows
+from holdfast.tables import lose_rows
 
 NONE, FULL, PARTIAL, CPR = "none", "full", "partial", "cpr"
 HOT = {"cpr-scar": "scar", "cpr-mfu": "mfu", "cpr-ssu": "ssu"}

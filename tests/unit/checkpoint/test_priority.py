@@ -198,8 +198,8 @@ def test_memory_is_that_of_the_paper(tmp_path: Path) -> None:
         with hf.Checkpointer(
             tmp_path / strategy, model=model, strategy=strategy, optimizer=optimizer
         ) as ck:
-            assert ck._chooser is not None
-            assert ck._chooser.bytes <= share * table_bytes
+            assert ck._changed._chooser is not None
+            assert ck._changed._chooser.bytes <= share * table_bytes
 
 
 @pytest.mark.parametrize(

@@ -234,3 +234,19 @@ def test_canary_names_a_row_that_changed_unseen() -> None:
         canary.check(unmarked)
     bitmap.mark(unmarked["weight"], np.array([42]), 300)
     canary.check(unmarked)
+
+
+@pytest.mark.parametrize("is_replicated", [True, False])
+def test_rows_that_only_other_ranks_looked_up_are_marked(is_replicated: bool) -> None:
+    model = nn.Embedding(20, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tables = find_tables(model, [optimizer], is_replicated=is_replicated)
+    tracker = LookupTracker(tables)
+    cursor = tracker.cursor()
+    model(torch.tensor([1, 2])).sum().backward()
+    assert model.weight.grad is not None
+    model.weight.grad[7] = 1.0  # what adding up gradients over ranks does
+    optimizer.step()
+    marked = bitmap.ids(cursor.peek()["weight"], 0, 64).tolist()
+    assert marked == ([1, 2, 7] if is_replicated else [1, 2])
+    tracker.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -25,7 +27,8 @@ def a_segment(rng: np.random.Generator, ids: list[int], *, codec: str = "fp32") 
 
 def tables(targets: list[np.ndarray]) -> place.Tables:
     address = [[target.ctypes.data for target in targets]]
-    return place.Tables(np.array([ROWS]), np.array([WIDTHS]), np.array(address))
+    rows_T = np.array([ROWS])
+    return place.Tables(rows_T, rows_T, np.array([0]), np.array([WIDTHS]), np.array(address))
 
 
 def facts(data: bytes, at: int, *, kills: tuple[int, int] = (0, 0)) -> list[int]:
@@ -83,7 +86,7 @@ def test_odd_segment_is_left_alone_between_good_ones(spoilt: str) -> None:
     targets = [np.zeros((ROWS, width), np.float32) for width in WIDTHS]
     into = tables(targets)
     if spoilt == "table":  # it has fewer rows than the segment's last id
-        into = place.Tables(np.array([9]), into.widths_TC, into.address_TC)
+        into = dataclasses.replace(into, rows_T=np.array([9]), held_T=np.array([9]))
     buffer_B = np.frombuffer(b"".join(data), np.uint8)
     _, is_odd_S = place.place(buffer_B, facts_SF, into, WIRE, NOTHING, NOTHING, 5, is_masked=False)
     assert is_odd_S.tolist() == [False, True, spoilt == "table"]
@@ -103,3 +106,18 @@ def test_column_that_is_not_wanted_is_not_written() -> None:
     )  # fmt: skip
     assert not is_odd_S.any()
     assert targets[0].any() and not targets[1].any()
+
+
+def test_rows_that_are_not_held_are_left_out() -> None:
+    rng = np.random.default_rng(1)
+    data = a_segment(rng, [3, 10, 11, 29, 30, 59])
+    targets = [np.zeros((20, width), np.float32) for width in WIDTHS]
+    into = dataclasses.replace(tables(targets), held_T=np.array([20]), first_T=np.array([10]))
+    buffer_B, facts_SF = np.frombuffer(data, np.uint8), np.array([facts(data, 0)])
+    place.place(buffer_B, facts_SF, into, WIRE, NOTHING, NOTHING, 5, is_masked=False)
+    assert np.flatnonzero(targets[0].any(axis=1)).tolist() == [0, 1, 19]
+    segment = Segment(memoryview(data), where="here")
+    assert np.array_equal(targets[0][[0, 1, 19]], segment.decode(0)[1:4])
+    words_W = np.zeros(1, np.uint64)
+    place.mark(buffer_B, facts_SF, np.array([words_W.ctypes.data]), into)
+    assert words_W[0] == (1 << 0) | (1 << 1) | (1 << 19)

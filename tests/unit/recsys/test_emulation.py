@@ -16,6 +16,7 @@ from rich.console import Console
 
 from holdfast.cli import emulate as command
 from holdfast.errors import InvalidRequestError
+from holdfast.modelstate import ModelState
 from holdfast.placement import Placement
 from holdfast.plan.overhead import Costs, overhead_full, overhead_part
 from holdfast.plan.paper import KAGGLE
@@ -35,7 +36,6 @@ from holdfast.recsys.emulation import (
 )
 from holdfast.recsys.train import Recipe
 from holdfast.report import emulation as report
-from holdfast.tables import ModelState
 from tests.unit.recsys.criteo_lines import make_samples
 
 RECIPE = Recipe(preset="tiny", rows=400, batch_size=32, optimizer="adagrad")

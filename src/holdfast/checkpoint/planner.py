@@ -1,0 +1,116 @@
+"""What the next checkpoint of a run is: base or delta, in which codecs, by the run's history.
+
+Joins the pure deciders (baseline.py, bitwidth.py, strategy.py) with what one process knows and they
+cannot: what it has said last, and sizes that are worked out ahead of a stall.
+
+Invariant: of many ranks only the one that commits plans, so that there is one opinion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast import events
+from holdfast.checkpoint.baseline import (
+    CheckpointPlan,
+    Gathered,
+    Measured,
+    gather,
+    measure,
+    plan_checkpoint,
+    restore_sizes,
+)
+from holdfast.checkpoint.catalog import Catalog
+from holdfast.checkpoint.save import state_codec_name
+from holdfast.checkpoint.settings import Settings
+from holdfast.checkpoint.strategy import CodecPlan, Strategy, plan_codec
+from holdfast.schema import TableSchema
+
+
+class Planner:
+    """Plans a run's checkpoints, one after the other."""
+
+    def __init__(self, strategy: Strategy, settings: Settings, log: events.EventLog) -> None:
+        self._strategy = strategy
+        self._settings = settings
+        self._log = log
+        self._codecs: CodecPlan | None = None
+        self._sizes: tuple[int, tuple[int, int]] = (-1, (0, 0))
+
+    def plan_codec(self, *, restores: int) -> CodecPlan:
+        """The codecs after so many restores.
+
+        Raises:
+            InvalidRequestError: there is no such codec.
+        """
+        settings = self._settings
+        return plan_codec(
+            settings.codec if settings.codec is not None else self._strategy.codec,
+            settings.state_codec,
+            expected_restores=settings.restores,
+            restores=restores,
+            table=settings.bits_table,
+        )
+
+    def choose_codecs(self, restores: int, schemas: Sequence[TableSchema]) -> CodecPlan:
+        """The codecs of the next checkpoint; a change is told."""
+        plan = self.plan_codec(restores=restores)
+        if plan != self._codecs:
+            self._codecs = plan
+            self._log.emit(
+                events.CodecChosen(
+                    codec=plan.weights.name,
+                    state_codec=state_codec_name(schemas, plan),
+                    reason=plan.reason,
+                )
+            )
+        return plan
+
+    def plan(
+        self,
+        history: Catalog,
+        schemas: tuple[TableSchema, ...],
+        *,
+        changed_bytes: int,
+        is_rewinding: bool,
+    ) -> CheckpointPlan:
+        """Base or delta; ``changed_bytes`` is what rows committed since the base take in fp32."""
+        last = history.last
+        if last is None:
+            return plan_checkpoint(self._strategy.base, None)
+        must_be_base = None
+        if history.schema_of(last) != schemas:
+            must_be_base = "the tables' columns changed (row state appeared)"
+        placement = self._settings.placement
+        if placement != (None if history.shards is None else history.shards.placement):
+            must_be_base = "the rows are divided among other servers"
+        return plan_checkpoint(
+            self._strategy.base,
+            history.delta_sizes(),
+            must_be_base=must_be_base,
+            measured=self._measure(history, is_rewinding=is_rewinding),
+            gathered=self._gather(history, schemas, changed_bytes),
+        )
+
+    def committed(self, catalog: Catalog) -> None:
+        """After a commit, in the background: what need not wait for the next stall."""
+        if self._strategy.base == "recovery-time" and catalog.last is not None:
+            self._sizes = (catalog.last.step, restore_sizes(catalog))
+
+    def _gather(
+        self, history: Catalog, schemas: Sequence[TableSchema], changed_bytes: int
+    ) -> Gathered | None:
+        if not self._strategy.has_floors:
+            return None
+        return gather(
+            history,
+            changed_bytes=changed_bytes,
+            table_bytes=sum(t.rows * t.row_bytes for t in schemas),
+        )
+
+    def _measure(self, history: Catalog, *, is_rewinding: bool) -> Measured | None:
+        if self._strategy.base != "recovery-time":
+            return None
+        step, sizes = self._sizes
+        is_known = history.last is not None and history.last.step == step
+        return measure(history, sizes if is_known and not is_rewinding else None)

@@ -1,0 +1,406 @@
+"""A live model with its optimizers: its tables, and everything else, which is dense state.
+
+    model, optimizers -> tables (rows) + dense (network, optimizer scalars, groups)
+
+Invariants:
+- A tensor belongs to exactly one of the two: no tensor is saved twice, none is left out.
+- Dense state goes by names, never by positions: it fits a process that holds other tables. A
+  parameter that is none of the model's is called by its place (``#3``).
+- Where many processes train, dense state is the same in all, but for the ``tables_dense`` of tables
+  that only some hold.
+
+Not here: what is a table (tables.py), rows (checkpoint/).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from holdfast.errors import CorruptDataError, InvalidRequestError
+from holdfast.pieces import Piece
+from holdfast.schema import TableSchema, cuts_of, is_of_floats, whole_schema
+from holdfast.tables import Loading, Table, claim_tables, find_tables, unwrap_optimizer
+
+Shapes = Mapping[str, Mapping[str, Sequence[int]]]
+Order = Sequence[Sequence[str]]  # of an optimizer's parameters, by group: their names
+
+
+def unnamed(place: int) -> str:
+    """What a parameter is called that has no name."""
+    return f"#{place}"
+
+
+def is_unnamed(name: str) -> bool:
+    """Whether a parameter's name says only its place.
+
+    >>> is_unnamed(unnamed(3)), is_unnamed("top.weight")
+    (True, False)
+    """
+    return name.startswith("#")
+
+
+def names_by_place(stored: Order, live: Order) -> dict[str, str]:
+    """Names for what a checkpoint has none for, where all others are in the places they have here.
+
+    >>> names_by_place([["a", "#1"]], [["a", "b"]]), names_by_place([["a", "#1"]], [["b", "a"]])
+    ({'#1': 'b'}, {})
+    """
+    if [len(group) for group in stored] != [len(group) for group in live]:
+        return {}
+    pairs = [p for a, b in zip(stored, live, strict=True) for p in zip(a, b, strict=True)]
+    if any(a != b and not is_unnamed(a) for a, b in pairs):
+        return {}
+    return {a: b for a, b in pairs if is_unnamed(a)}
+
+
+def as_optimizers(optimizer: Any) -> dict[str, torch.optim.Optimizer]:
+    """One optimizer, several, or a mapping of them, each under a stable name."""
+    if optimizer is None:
+        return {}
+    named: dict[str, Any]
+    if isinstance(optimizer, Mapping):
+        named = {str(name): item for name, item in optimizer.items()}
+    elif isinstance(optimizer, Sequence):
+        named = {str(index): item for index, item in enumerate(optimizer)}
+    else:
+        named = {"0": optimizer}
+    for name, item in named.items():
+        if not isinstance(item, torch.optim.Optimizer):
+            raise InvalidRequestError(
+                "not an optimizer",
+                name=name,
+                type=type(item).__name__,
+                todo="pass a torch.optim.Optimizer, a list of them or a dict of them",
+            )
+    found: dict[str, torch.optim.Optimizer] = {}
+    for name, item in named.items():
+        inside = unwrap_optimizer(item)
+        for index, part in enumerate(inside):
+            found[name if len(inside) == 1 else f"{name}.{index}"] = part
+    return found
+
+
+def _load_network(model: nn.Module, state: Mapping[str, Any]) -> Loading:
+    """Load a state dict as the model does."""
+    try:
+        result = model.load_state_dict(state, strict=False)
+    except RuntimeError as error:
+        return Loading(errors=[str(error)])
+    return Loading(list(result.missing_keys), list(result.unexpected_keys))
+
+
+class ModelState:
+    """A live model with its optimizers: what a snapshot reads and a restore writes."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Any = None,
+        *,
+        pieces: Mapping[str, Piece] | None = None,
+        is_replicated: bool = False,
+    ) -> None:
+        """``pieces``: which parameters are parts of larger tables; ``is_replicated``: the other
+        tables are the same in every process."""
+        if not isinstance(model, nn.Module):
+            raise InvalidRequestError(
+                "not a model", type=type(model).__name__, todo="pass a torch.nn.Module"
+            )
+        if isinstance(model, DistributedDataParallel):
+            model = model.module  # names as without it, so that others can load what is saved
+        self.model = model
+        self.optimizers = as_optimizers(optimizer)
+        claimed = claim_tables(model, list(self.optimizers.values()))
+        found = find_tables(
+            model, self.optimizers.values(), pieces=pieces, is_replicated=is_replicated
+        )
+        self.tables = [*claimed.tables, *found]
+        by_id = {id(table.parameter): table for table in self.tables if table.has_parameter}
+        self._table_names = claimed.names | {
+            name
+            for name, parameter in model.named_parameters(remove_duplicate=False)
+            if id(parameter) in by_id
+        }
+        self._load_network = claimed.load_network or _load_network
+        self._by_id = by_id
+        self._not_dense = self._table_names | {table.whole_name for table in self.tables}
+        names = [table.name for table in self.tables]
+        if len(set(names)) != len(names):
+            raise InvalidRequestError(
+                "two pieces of a table hold the same floats in one process",
+                tables=sorted({name for name in names if names.count(name) > 1}),
+                todo="give each process one piece of each range of columns",
+            )
+
+    def aliases(self) -> dict[str, str]:
+        """Further names of tables in ``state_dict()``, where modules share one."""
+        found: dict[str, str] = {}
+        seen: set[int] = set()
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            table = self._by_id.get(id(parameter))
+            if table is not None and id(parameter) in seen:
+                found[name] = table.whole_name
+            seen.add(id(parameter))
+        return found
+
+    def parameter_names(self) -> dict[str, list[list[str]]]:
+        """The names of each optimizer's parameters, tables among them, by group in its order."""
+        return {
+            # Several pieces of a table are one parameter of the whole model.
+            key: [list(dict.fromkeys(group)) for group in self._names_in(optimizer)]
+            for key, optimizer in self.optimizers.items()
+        }
+
+    def schemas(self) -> tuple[TableSchema, ...]:
+        """The stored tables that rows held here belong to, as of now."""
+        return tuple(table.schema() for table in self.tables)
+
+    def check_parameters(self) -> None:
+        """Refuse to go on with tables that the model no longer has.
+
+        Raises:
+            InvalidRequestError: a weight was replaced by another tensor, for instance by
+                ``load_state_dict(assign=True)``; its rows would be saved as they were before.
+        """
+        for table in self.tables:
+            if not table.is_current():
+                raise InvalidRequestError(
+                    "a table's weight was replaced by another tensor",
+                    table=table.name,
+                    todo="make the Checkpointer after the model is complete",
+                )
+
+    def full_bytes(self) -> int:
+        """What all rows held here take in fp32, with their state."""
+        return sum(table.rows * table.schema().row_bytes for table in self.tables)
+
+    # Out.
+
+    def dense(self) -> dict[str, Any]:
+        """Everything that is not of a table: other parameters, buffers, optimizer state, groups."""
+        model = {
+            name: value
+            for name, value in self.model.state_dict().items()
+            if name not in self._table_names
+        }
+        optimizers = {name: self._dense_of(opt) for name, opt in self.optimizers.items()}
+        return {"model": model, "optimizers": optimizers}
+
+    def tables_dense(self) -> dict[str, Any]:
+        """What is known of the tables held here besides their rows.
+
+        Raises:
+            InvalidRequestError: a piece has state that is neither rows nor of the whole table.
+        """
+        for table in self.tables:
+            scalars = {} if table.piece.is_whole else table.scalars()
+            large = [k for k, v in scalars.items() if isinstance(v, torch.Tensor) and v.numel() > 1]
+            if large:
+                raise InvalidRequestError(
+                    "a piece of a table has optimizer state that is not by rows",
+                    table=table.name,
+                    state=large,
+                    todo="use an optimizer whose state has a row for each row of the table",
+                )
+        return {
+            "row_state_shapes": {table.name: table.state_shapes() for table in self.tables},
+            "table_state": {table.whole_name: table.scalars() for table in self.tables},
+            "aliases": self.aliases(),
+            "parameters": self.parameter_names(),
+        }
+
+    def _dense_of(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        packed = optimizer.state_dict()
+        names = [name for group in self._names_in(optimizer) for name in group]
+        state = {
+            names[index]: entries
+            for index, entries in packed["state"].items()
+            if names[index] not in self._not_dense
+        }
+        groups = [
+            {**group, "params": self._dense_names(names[index] for index in group["params"])}
+            for group in packed["param_groups"]
+        ]
+        return {"named": state, "param_groups": groups}
+
+    def _names_in(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+        """A name for each parameter of an optimizer, by group, in its order."""
+        known = {id(p): name for name, p in self.model.named_parameters()}
+        known |= {address: table.whole_name for address, table in self._by_id.items()}
+        place = itertools.count()
+        return [
+            [known.get(id(p), unnamed(at)) for p, at in zip(group["params"], place, strict=False)]
+            for group in optimizer.param_groups
+        ]
+
+    def _dense_names(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if name not in self._not_dense]
+
+    # In.
+
+    def check_schemas(self, stored: Sequence[TableSchema], *, is_part: bool = False) -> None:
+        """Refuse a checkpoint of another model before anything is written.
+
+        ``is_part``: other processes hold what this one lacks.
+
+        Raises:
+            InvalidRequestError: names the first table that differs.
+        """
+        todo = "build the model as it was when the checkpoint was taken"
+        live: dict[str, Table] = {table.whole_name: table for table in self.tables}
+        for name, cuts in cuts_of(stored).items():
+            table = live.pop(name, None)
+            if table is None:
+                if is_part:
+                    continue
+                raise InvalidRequestError(
+                    "the checkpoint has a table that the model lacks", table=name, todo=todo
+                )
+            schema = whole_schema(cuts)
+            shape, own = (schema.rows, schema.width), (table.piece.rows, table.piece.width)
+            if shape != own:
+                raise InvalidRequestError(
+                    "a table has another shape in the checkpoint",
+                    table=name,
+                    checkpoint=shape,
+                    model=own,
+                    todo=todo,
+                )
+        if live:
+            raise InvalidRequestError(
+                "the model has tables that the checkpoint lacks", tables=sorted(live), todo=todo
+            )
+
+    def load_dense(self, dense: Mapping[str, Any], schemas: Sequence[TableSchema]) -> None:
+        """Load dense state and make room for every table's row state as the schemas say.
+
+        Where the checkpoint knows no optimizers (None), those there are stay as they are.
+
+        Raises:
+            InvalidRequestError: the model's or an optimizer's structure differs.
+        """
+        stored = dense["optimizers"]
+        missing = set() if stored is None else set(stored) ^ set(self.optimizers)
+        if missing:
+            raise InvalidRequestError(
+                "the checkpoint was taken with other optimizers",
+                checkpoint=sorted(stored),
+                given=sorted(self.optimizers),
+                todo="pass the same optimizers in the same order",
+            )
+        loading = self._load_network(self.model, dense["model"])
+        absent = [name for name in loading.missing if name not in self._table_names]
+        if absent or loading.unexpected or loading.errors:
+            raise InvalidRequestError(
+                "the checkpoint's dense state does not fit the model",
+                missing=absent,
+                unexpected=loading.unexpected,
+                detail="; ".join(loading.errors),
+            )
+        shapes = self._own_shapes(dense["row_state_shapes"], schemas)
+        if stored is None:
+            return
+        scalars = dense.get("table_state", {})
+        orders = dense.get("parameters", {})
+        for table in self.tables:
+            if not table.has_parameter:
+                table.make_room(shapes[table.name])
+                table.load_scalars(scalars.get(table.whole_name, {}))
+        for name, optimizer in self.optimizers.items():
+            state, groups = self._by_position(optimizer, stored[name], orders.get(name, ()))
+            self._load_optimizer(optimizer, state, groups, shapes, scalars)
+
+    def _own_shapes(self, stored: Shapes, schemas: Sequence[TableSchema]) -> dict[str, Any]:
+        """The shapes of row state held here, by table: as stored, for the rows and floats held."""
+        for schema in schemas:
+            for column in schema.columns[1:]:
+                shape = stored[schema.name][column.name]
+                if shape[0] != schema.rows or math.prod(shape) != schema.rows * column.width:
+                    raise CorruptDataError("row state has another shape than its column",
+                                           table=schema.name, column=column.name)  # fmt: skip
+        cuts = cuts_of(schemas)
+        found: dict[str, Any] = {}
+        for table in self.tables:
+            parts = cuts[table.whole_name]
+            found[table.name] = {}
+            for index, column in list(enumerate(parts[0].columns))[1:]:
+                rest = list(stored[parts[0].name][column.name])[1:]
+                if rest == [parts[0].width] and is_of_floats(parts, index):
+                    rest = [table.width]
+                found[table.name][column.name] = [table.rows, *rest]
+        return found
+
+    def _load_optimizer(
+        self,
+        optimizer: torch.optim.Optimizer,
+        state: dict[int, dict[str, Any]],
+        groups: list[dict[str, Any]],
+        shapes: Shapes,
+        scalars: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        for index, table in self._tables_by_index(optimizer).items():
+            existing = table.state_tensors()
+            # Row state of another kind of optimizer may come without what this one keeps beside it.
+            own = table.scalars() if shapes.get(table.name) else {}
+            entries = {**own, **state.get(index, {}), **scalars.get(table.whole_name, {})}
+            for key, shape in shapes.get(table.name, {}).items():
+                tensor = existing.get(key)
+                if tensor is None or tensor.numel() != math.prod(shape):
+                    tensor = torch.zeros(*shape, device=table.parameter.device)
+                entries[key] = tensor
+            if entries:
+                state[index] = entries
+        try:
+            ordered = dict(sorted(state.items()))
+            optimizer.load_state_dict({"state": ordered, "param_groups": groups})
+        except ValueError as error:
+            raise InvalidRequestError(
+                "the checkpoint's optimizer does not fit this one", detail=str(error)
+            ) from error
+
+    def _by_position(
+        self, optimizer: torch.optim.Optimizer, packed: Mapping[str, Any], order: Order
+    ) -> tuple[dict[int, dict[str, Any]], list[dict[str, Any]]]:
+        """Stored optimizer state as this optimizer counts its parameters.
+
+        ``order``: all its parameters as it had them. Before dense state went by names it was stored
+        by positions.
+        """
+        if "state" in packed:
+            stored = {index: dict(entries) for index, entries in packed["state"].items()}
+            return stored, packed["param_groups"]
+        live = self._names_in(optimizer)
+        told = names_by_place(order, live)
+        saved = [
+            self._dense_names(told.get(name, name) for name in group["params"])
+            for group in packed["param_groups"]
+        ]
+        own = [self._dense_names(group) for group in live]
+        if own != saved:
+            raise InvalidRequestError(
+                "the checkpoint's optimizer does not fit this one", checkpoint=saved, given=own,
+                todo="give it the same parameters in the same groups",
+            )  # fmt: skip
+        mine = optimizer.state_dict()["param_groups"]
+        groups = [
+            {**group, "params": now["params"]}
+            for group, now in zip(packed["param_groups"], mine, strict=True)
+        ]
+        at = {name: index for index, name in enumerate(itertools.chain(*live))}
+        state = {at[told.get(name, name)]: dict(held) for name, held in packed["named"].items()}
+        return state, groups
+
+    def _tables_by_index(self, optimizer: torch.optim.Optimizer) -> dict[int, Table]:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        return {
+            index: self._by_id[id(parameter)]
+            for index, parameter in enumerate(parameters)
+            if id(parameter) in self._by_id
+        }

@@ -1,0 +1,307 @@
+"""What the processes of the pool do: each function runs on every rank of a case."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import holdfast as hf
+from holdfast.checkpoint.save import Save
+from tests.ranks import ddp
+from tests.ranks.held import Training
+
+
+def _checkpointer(url: str, training: Training, group: Any, **settings: Any) -> hf.Checkpointer:
+    settings = {"codec": "fp32", "ranks_timeout_s": 20.0, **settings}
+    return hf.Checkpointer(
+        url,
+        model=training.model,
+        optimizer=training.optimizer,
+        pieces=training.pieces,
+        ranks=group,
+        **settings,
+    )
+
+
+def train(
+    rank: int,
+    ranks: int,
+    group: Any,
+    *,
+    url: str,
+    layout: str,
+    saves: Sequence[int],
+    optimizer: str = "adagrad",
+    **settings: Any,
+) -> dict[str, Any]:
+    """Go on from the last checkpoint and save at these steps; what is held in the end."""
+    training = Training(layout, rank, ranks, optimizer=optimizer)
+    kinds = []
+    with _checkpointer(url, training, group, **settings) as ck:
+        start = ck.resume()
+        for step in range(start + 1, max(saves, default=start) + 1):
+            training.train([step])
+            ck.step()
+            if step in saves:
+                kinds.append(ck.save().durable(30).kind)
+        ck.wait()
+        steps = ck.steps
+    return {
+        "start": start,
+        "kinds": kinds,
+        "steps": steps,
+        "held": training.held(),
+        "network": training.network(),
+    }
+
+
+def load(
+    rank: int,
+    ranks: int,
+    group: Any,
+    *,
+    url: str,
+    layout: str,
+    steps: Sequence[int],
+    optimizer: str = "adagrad",
+    **settings: Any,
+) -> list[dict[str, Any]]:
+    """Restore steps one after the other; what is held at each."""
+    training = Training(layout, rank, ranks, optimizer=optimizer)
+    found = []
+    with _checkpointer(url, training, group, **settings) as ck:
+        for step in steps:
+            ck.restore(step)
+            for parameter in training.model.parameters():
+                assert not np.isnan(parameter.detach().numpy()).any()
+            found.append({"held": training.held(), "network": training.network()})
+    return found
+
+
+class CountingReader:
+    """A reader that knows how far this rank has read."""
+
+    def __init__(self, start: int) -> None:
+        self.at = start
+
+    def state_dict(self) -> dict[str, int]:
+        """How far."""
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on from there."""
+        self.at = state["at"]
+
+
+class SharingReader(CountingReader):
+    """One that can go on from what other numbers of ranks have read."""
+
+    def load_rank_states(self, states: Sequence[dict[str, int]]) -> None:
+        """Go on where all of them together are."""
+        self.at = sum(state["at"] for state in states)
+
+
+def save_own(rank: int, ranks: int, group: Any, *, url: str) -> tuple[int, float]:
+    """Save with a reader and random state that are this rank's; what they go on with."""
+    training = Training("replicated", rank, ranks)
+    reader = CountingReader(100 * rank)
+    np.random.seed(rank)
+    with _checkpointer(url, training, group, reader=reader) as ck:
+        ck.resume()
+        training.train([1])
+        ck.step()
+        ck.save()
+        drawn = float(np.random.random())
+    return reader.at, drawn
+
+
+def load_own(
+    rank: int, ranks: int, group: Any, *, url: str, has_reader: bool, can_share: bool = False
+) -> tuple[int, float, str]:
+    """Resume; what reader and random state go on with, or what was refused."""
+    training = Training("replicated", rank, ranks)
+    reader: Any = (SharingReader if can_share else CountingReader)(-1) if has_reader else None
+    np.random.seed(99)
+    with _checkpointer(url, training, group, reader=reader) as ck:
+        try:
+            ck.resume()
+        except hf.InvalidRequestError as error:
+            return -1, 0.0, str(error)
+    return getattr(reader, "at", -1), float(np.random.random()), ""
+
+
+def save_apart(rank: int, ranks: int, group: Any, *, url: str) -> str:
+    """Ranks that are at different steps: what each is told."""
+    training = Training("row", rank, ranks)
+    with _checkpointer(url, training, group) as ck:
+        for _ in range(1 + rank):
+            ck.step()
+        try:
+            ck.save()
+        except hf.HoldfastError as error:
+            return str(error)
+    return ""
+
+
+def save_untrained(rank: int, ranks: int, group: Any, *, url: str) -> list[str]:
+    """Row state that appears late, and only where rows were trained: what each save is."""
+    torch.manual_seed(5)
+    piece = hf.Piece(10, 4, range(5 * rank, 5 * rank + 5))
+    model = torch.nn.Sequential(torch.nn.Embedding(5, 4, sparse=True))
+    optimizer = torch.optim.SparseAdam(model.parameters(), lr=0.1)
+    kinds = []
+    with hf.Checkpointer(
+        url, model=model, optimizer=optimizer, pieces={"0.weight": piece}, ranks=group,
+        codec="fp32", ranks_timeout_s=20,
+    ) as ck:  # fmt: skip
+        for trained in ([], [0], [0, 1]):
+            if rank in trained:
+                model(torch.tensor([1, 2])).sum().backward()
+                optimizer.step()
+            optimizer.zero_grad()
+            ck.step()
+            kinds.append(ck.save().durable(30).kind)
+    return kinds
+
+
+def measure(rank: int, ranks: int, group: Any, *, url: str, rows: int) -> dict[str, int]:
+    """How much memory saving and restoring a large table takes beyond the table itself."""
+    piece = hf.Piece(rows, 64, range(rows * rank // ranks, rows * (rank + 1) // ranks))
+    model = torch.nn.Sequential(torch.nn.Embedding(piece.local_rows, 64, sparse=True))
+    optimizer = torch.optim.Adagrad(model.parameters())
+    found = {"shard": 2 * 4 * 64 * piece.local_rows}
+
+    def peak_during(act: Any) -> int:
+        before = _memory("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")
+        act()
+        return max(0, _memory("VmHWM") - before)
+
+    with hf.Checkpointer(
+        url, model=model, optimizer=optimizer, pieces={"0.weight": piece}, ranks=group,
+        codec="fp32", ranks_timeout_s=60, staging_bytes_max=16 << 20, threads=1,
+    ) as ck:  # fmt: skip
+        ck.step()
+        found["save"] = peak_during(lambda: ck.save().durable(60))
+        before = model[0].weight.detach().clone()
+        with torch.no_grad():
+            model[0].weight.zero_()
+        found["restore"] = peak_during(ck.resume)
+        assert torch.equal(before, model[0].weight)
+    return found
+
+
+def _memory(kind: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{kind}:"):
+            return 1024 * int(line.split()[1])
+    raise AssertionError(kind)
+
+
+def exchange(rank: int, ranks: int, group: Any, *, url: str, times: int) -> list[float]:
+    """How long ranks wait for each other at a save, in seconds."""
+    training = Training("row", rank, ranks)
+    found = []
+    with _checkpointer(url, training, group) as ck:
+        ck.step()
+        ck.save().durable(60)
+        for _ in range(times):
+            ck.step()
+            started = time.perf_counter()
+            ck._agree()
+            found.append(time.perf_counter() - started)
+    return found
+
+
+def save_hole(rank: int, ranks: int, group: Any, *, url: str) -> None:
+    """A row that nobody holds."""
+    model = torch.nn.Sequential(torch.nn.Embedding(4, 4, sparse=True))
+    optimizer = torch.optim.Adagrad(model.parameters())
+    piece = hf.Piece(9, 4, range(5 * rank, 5 * rank + 4))
+    with hf.Checkpointer(
+        url, model=model, optimizer=optimizer, pieces={"0.weight": piece}, ranks=group,
+        ranks_timeout_s=20,
+    ) as ck:  # fmt: skip
+        ck.step()
+        ck.save()
+
+
+def train_ddp(rank: int, ranks: int, group: Any, *, url: str) -> dict[str, np.ndarray]:
+    """The DDP training, undisturbed."""
+    return ddp.train(url, group)
+
+
+def save_failing(
+    rank: int, ranks: int, group: Any, *, url: str, fails: int
+) -> tuple[list[str], dict[str, Any]]:
+    """The storage of one rank fails once, in the background: what each rank hears, and what is held
+    once the next save is durable."""
+    training = Training("row", rank, ranks)
+    told = []
+    with _checkpointer(url, training, group, strategy="incrcp") as ck:
+        for step in (1, 2, 3):
+            training.train([step])
+            ck.step()
+            store = Save._store_parts
+            if step == 2 and rank == fails:
+                Save._store_parts = _no_room  # type: ignore[method-assign]
+            try:
+                ck.save().durable(60)
+                told.append("")
+            except hf.HoldfastError as error:
+                told.append(str(error))
+            finally:
+                Save._store_parts = store  # type: ignore[method-assign]
+    return told, training.held()
+
+
+def _no_room(self: Save, builder: Any) -> Any:
+    raise hf.UnavailableError("no room")
+
+
+def save_cancelled(
+    rank: int, ranks: int, group: Any, *, url: str, slow: int
+) -> tuple[list[str], dict[str, Any]]:
+    """One rank is slow and the next save does not wait: what became of the first, and what is held
+    once the second is durable."""
+    training = Training("row", rank, ranks)
+    go_on = threading.Event()
+    with _checkpointer(url, training, group, strategy="incrcp", on_busy="cancel") as ck:
+        training.train([1])
+        ck.step()
+        ck.save().durable(60)
+        store = Save._store_parts
+
+        def slowly(self: Save, builder: Any) -> Any:
+            go_on.wait(60)
+            return store(self, builder)
+
+        if rank == slow:
+            Save._store_parts = slowly  # type: ignore[method-assign]
+        training.train([2])
+        ck.step()
+        first = ck.save()
+        Save._store_parts = store  # type: ignore[method-assign]
+        training.train([3])
+        ck.step()
+        threading.Timer(0.3, go_on.set).start()
+        ck.save().durable(60)
+        told = type(first.error).__name__
+    return [told], training.held()
+
+
+def save_alone(rank: int, ranks: int, group: Any, *, url: str) -> tuple[int, ...]:
+    """Ranks that know each other and still save each for itself."""
+    training = Training("replicated", 0, 1)
+    with _checkpointer(f"{url}/{rank}", training, False) as ck:
+        training.train([1])
+        ck.step()
+        if rank == 0:  # the other has nothing to save, and is not waited for
+            ck.save().durable(60)
+        return ck.steps
