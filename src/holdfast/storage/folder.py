@@ -24,12 +24,12 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from holdfast.errors import ConflictError, InvalidRequestError, UnavailableError
 from holdfast.storage.base import (
     TEMPORARY,
+    AbortingWriter,
     StoredObject,
     StoredObjects,
     as_view,
@@ -179,7 +179,7 @@ class FolderStorage:
             raise object_too_short(name, url=self.url, expected=end, found=size)
 
 
-class FolderWriter:
+class FolderWriter(AbortingWriter):
     """A new object in ``.tmp/``, linked to its name by ``close``."""
 
     def __init__(self, root: Path, name: str) -> None:

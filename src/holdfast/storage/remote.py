@@ -27,7 +27,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import fsspec
@@ -40,16 +39,17 @@ from holdfast.errors import (
 )
 from holdfast.storage.base import (
     TEMPORARY,
+    AbortingWriter,
     StoredObject,
     StoredObjects,
     as_view,
-    as_writable_view,
     check_name,
     check_prefix,
     check_range,
     is_hidden,
     no_such_object,
     object_too_short,
+    read_pieces,
     shown,
 )
 from holdfast.storage.failures import as_ours, is_absent, is_transient, name_taken
@@ -294,7 +294,7 @@ class RemoteStorage:
         return path[len(self._root) :].lstrip("/")
 
 
-class RemoteWriter:
+class RemoteWriter(AbortingWriter):
     """A new object on its way to a remote store."""
 
     def __init__(self, storage: RemoteStorage, name: str, target: str, path: str) -> None:

@@ -30,13 +30,13 @@ from holdfast.storage.base import (
     TEMPORARY,
     StoredObject,
     StoredObjects,
-    as_writable_view,
     check_name,
     check_prefix,
     check_range,
     is_hidden,
     no_such_object,
     object_too_short,
+    read_pieces,
     shown,
 )
 from holdfast.storage.failures import (

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import io
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol
 
 from holdfast.errors import InvalidRequestError
-from holdfast.storage.base import as_view
+from holdfast.storage.base import AbortingWriter, as_view
 from holdfast.storage.settings import RemoteSettings
 
 if TYPE_CHECKING:
@@ -56,7 +54,7 @@ class Uploads(Protocol):
     def forget_upload(self, upload: str) -> None: ...
 
 
-class S3Writer:
+class S3Writer(AbortingWriter):
     """A new object while it is written."""
 
     def __init__(self, storage: Uploads, name: str) -> None:
