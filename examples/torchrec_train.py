@@ -16,6 +16,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel, sharding_plan
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DefaultDataParallelWrapper as DataParallel
 from torchrec.distributed.types import ShardingPlan
 from torchrec.models.dlrm import DLRM
 
@@ -34,23 +35,22 @@ def make_model() -> DistributedModelParallel:
         "user": sharding_plan.row_wise(compute_kernel="fused"),
         "item": sharding_plan.column_wise(ranks=[0, ranks - 1], compute_kernel="fused"),
         "shop": sharding_plan.table_wise(rank=ranks - 1, compute_kernel="fused"),
-        "city": sharding_plan.data_parallel(),
-    }
-    fused = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.05}
-    sharder = EmbeddingBagCollectionSharder(fused_params=fused)
+        "city": sharding_plan.data_parallel()}  # fmt: skip
+    sharder = EmbeddingBagCollectionSharder({"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD})
     divided = sharding_plan.construct_module_sharding_plan(bags, ways, sharder, ranks, ranks, "cpu")
     plan = ShardingPlan({"sparse_arch.embedding_bag_collection": divided})
     model = DLRM(bags, 8, dense_arch_layer_sizes=[32, 16], over_arch_layer_sizes=[32, 1])
-    return DistributedModelParallel(model, plan=plan, sharders=[sharder])
+    network = DataParallel(static_graph=False, find_unused_parameters=True)  # docs/ranks.md
+    return DistributedModelParallel(model, plan=plan, sharders=[sharder],
+                                    data_parallel_wrapper=network)  # fmt: skip
 
 
 def make_batch(step: int) -> tuple[torch.Tensor, KeyedJaggedTensor, torch.Tensor]:
     """This rank's share of a step: numbers, ids (two of each kind), clicks."""
     draw = torch.Generator().manual_seed(1000 * step + dist.get_rank())
-    numbers = torch.rand(32, 8, generator=draw)
     ids = [(rows * torch.rand(64, generator=draw) ** 3).long() for rows in ROWS.values()]
-    lengths = torch.full((4 * 32,), 2)
-    return numbers, KeyedJaggedTensor([*ROWS], torch.cat(ids), lengths=lengths), ids[0][::2] % 2.0
+    features = KeyedJaggedTensor([*ROWS], torch.cat(ids), lengths=torch.full((4 * 32,), 2))
+    return torch.rand(32, 8, generator=draw), features, ids[0][::2] % 2.0
 
 
 def train(url: str, steps: int) -> None:
@@ -63,7 +63,7 @@ def train(url: str, steps: int) -> None:
         for step in range(ck.resume(), steps):
             numbers, features, clicks = make_batch(step)
             optimizer.zero_grad()
-            loss = binary_cross_entropy_with_logits(model(numbers, features).squeeze(1), clicks)
+            loss = binary_cross_entropy_with_logits(model(numbers, features)[:, 0], clicks)
             loss.backward()  # updates the sharded tables, too
             optimizer.step()
             ck.step()

@@ -43,7 +43,8 @@ def test_killed_training_ends_with_the_same_bits(
 
 
 def train_with_kills(url: Path, *, ranks: int, steps: int, draw: random.Random, kills: int) -> None:
-    """Run the example under torchrun, and kill a rank after each start; rank 0 first."""
+    """Run the example under torchrun, and kill a rank after each start; rank 0 first. Not before
+    there is a checkpoint: a run that begins anew would be no test of one that goes on."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
         f"--max-restarts={kills}", "--monitor-interval=0.1", str(EXAMPLE), "--url", str(url),
@@ -65,6 +66,8 @@ def train_with_kills(url: Path, *, ranks: int, steps: int, draw: random.Random, 
     try:
         for kill in range(kills):
             line = said.get(timeout=240)  # it has trained since it was started
+            while line is not None and not _has_checkpoint(url):
+                line = said.get(timeout=240)
             assert line is not None, "".join(log[-60:])
             time.sleep(draw.uniform(0, 0.5))
             victim = 0 if kill == 0 else draw.randrange(ranks)
@@ -78,6 +81,13 @@ def train_with_kills(url: Path, *, ranks: int, steps: int, draw: random.Random, 
         listener.join(30)
         assert run.stdout is not None
         run.stdout.close()
+
+
+def _has_checkpoint(url: Path) -> bool:
+    try:
+        return bool(hf.open(url).steps)
+    except hf.NotFoundError:
+        return False
 
 
 def _listen(run: subprocess.Popen[str], said: queue.Queue[str | None], log: list[str]) -> None:
