@@ -37,7 +37,6 @@ class Resolution:
     ) -> None:
         """``has_rounds``: workers that have staged wait for their turn to commit."""
         self._spec, self._members, self._has_rounds = spec, members, has_rounds
-        self._dims = [arena.dim for arena in spec.arenas]
         self._last: dict[int, int] = {}  # of each lost worker, the last push that happened
         self._lacking_parts: set[int] = set()
         self._lacking_copies: set[int] = set()
@@ -118,7 +117,7 @@ class Resolution:
         while has_more:
             after = [found[-1].worker, found[-1].number] if found else [-1, -1]
             answer = self._members.ask(server, Message(kind, {**meta, "after": after}))
-            found += parts.unpack_entrusted(answer, self._dims)
+            found += parts.unpack_entrusted(answer, self._spec.dims)
             has_more = bool(answer.meta["has_more"])
         return found
 

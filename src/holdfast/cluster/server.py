@@ -5,12 +5,12 @@
 
 Invariants:
 - A row that is not here yet is decoded before it is read or changed.
-- A flush is delivered to every receiver that is still the process it was made for, however often
-  the members change meanwhile; a receiver that was replaced builds its parities anew.
+- What a thread of this server's fails of is told to the coordinator: nobody waits for it in vain.
 - This process never imports torch.
 
-Not here: what a shard does (shard.py), how messages travel (wire.py), who is alive
-(coordinator.py), checkpoints (keeper.py), what others' recovery is given (giver.py).
+Not here: what a shard does (shard.py), how messages travel (wire.py), flushes on their way
+(delivery.py), what others' recovery is given (giver.py), what there is of lost ones' pushes
+(trustee.py), checkpoints (keeper.py), who is alive (coordinator.py).
 
 # N rows of a request, G ranges, W workers
 """
@@ -26,16 +26,18 @@ from typing import Any
 import numpy as np
 
 from holdfast.cluster import parts
-from holdfast.cluster.flush import Flush, Report
+from holdfast.cluster.delivery import Delivery
+from holdfast.cluster.flush import Report
 from holdfast.cluster.giver import Giver
 from holdfast.cluster.keeper import Keeper
 from holdfast.cluster.message import Message
 from holdfast.cluster.peers import Peers, PipedPeers
-from holdfast.cluster.pushes import Entrusted, Gradients, Part, slices
+from holdfast.cluster.pushes import Gradients, Part
 from holdfast.cluster.recovery import Recovery, StoppedError
 from holdfast.cluster.reserve import Reserve, reserve_for
 from holdfast.cluster.shard import Renewal, Shard
 from holdfast.cluster.spec import ClusterSpec
+from holdfast.cluster.trustee import Trustee
 from holdfast.cluster.view import View
 from holdfast.cluster.warm import warm_kernels
 from holdfast.cluster.wire import Caller, Listener, Stream
@@ -46,10 +48,6 @@ from holdfast.errors import (
     InvalidRequestError,
     UnavailableError,
 )
-
-_IDLE_S = 0.05
-_RETRY_S = 0.005
-_RESOLVED_S = 0.3
 
 
 class Server:
@@ -72,9 +70,13 @@ class Server:
         self._bytes = Counter[str]()  # of arrays in messages, by who asked
         self._swept = 0  # the renewal whose parities are built
         self._memory = Reserve()
-        self._resolving = threading.Lock()  # a lost worker's pushes are applied in order
         self._giver = Giver(lambda: self.shard)
         self._keeper = Keeper(lambda: self.shard)
+        self._trustee = Trustee(
+            lambda: self.shard,
+            apply=lambda worker, number, part: self._change(worker, number, part, is_resolved=True),
+            spawn=self._spawn,
+        )
         self._handlers: dict[str, Callable[[Caller, Message], Message]] = {
             "reserve": self._reserve,
             "begin": self._begin,
@@ -91,14 +93,14 @@ class Server:
             "assign": self._assign,
             "supply": self._supply,
             "read": self._read,
-            "bar": self._bar,
-            "held": self._held,
+            "bar": self._trustee.bar,
+            "held": self._trustee.held,
             "past": self._past,
-            "resolve": self._resolve,
-            "copies": self._copies,
-            "unsettled": self._unsettled,
-            "entrust": self._entrust,
-            "keep": self._keep,
+            "resolve": self._trustee.resolve,
+            "copies": self._trustee.copies,
+            "unsettled": self._trustee.unsettled,
+            "entrust": self._trustee.entrust,
+            "keep": self._trustee.keep,
             "fold": self._fold,
             "apply": self._apply,
             "freeze": self._freeze,
@@ -243,12 +245,27 @@ class Server:
             return
         self._is_serving = True
         if any(arena.code is not None for arena in self.shard.arenas):
-            self._spawn(self._flush_forever, f"holdfast-flush-{self.shard.server}")
+            self._spawn(self._deliver, f"holdfast-flush-{self.shard.server}")
 
     def _spawn(self, work: Callable[[], None], name: str) -> None:
-        thread = threading.Thread(target=work, name=name, daemon=True)
+        thread = threading.Thread(target=self._guard, args=(work,), name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        """Run a thread's work; whatever ends it early is told, unless this server is closing."""
+        try:
+            work()
+        except StoppedError:
+            pass
+        except DataLossError as error:
+            self._tell("lost", {"error": str(error)})
+        except Exception as error:  # a thread's edge
+            if self._is_closing:
+                return
+            if self._shard is not None:
+                self._tell("failed", {"error": repr(error)})
+            raise
 
     def _recover(self, _: Caller, message: Message) -> Message:
         """Begin to bring everything back; answers at once."""
@@ -262,24 +279,15 @@ class Server:
 
     def _sweep(self) -> None:
         assert self._recovery is not None
-        try:
-            done = 0
-            while True:
-                with self._has_changed:
-                    if done == self._sweeps:
-                        self._sweeps = 0
-                        return
-                    done = self._sweeps
-                self._swept = self.shard.renewal
-                self._recovery.sweep()
-        except StoppedError:
-            pass
-        except DataLossError as error:
-            self._tell("lost", {"error": str(error)})
-        except Exception as error:  # a thread's edge
-            if not self._is_closing:
-                self._tell("failed", {"error": repr(error)})
-                raise
+        done = 0
+        while True:
+            with self._has_changed:
+                if done == self._sweeps:
+                    self._sweeps = 0
+                    return
+                done = self._sweeps
+            self._swept = self.shard.renewal
+            self._recovery.sweep()
 
     def _enter(self, _: Caller, message: Message) -> Message:
         view = View.from_json(message.meta["view"])
@@ -361,17 +369,13 @@ class Server:
         self._present(parts.unpack_slots(message))
         return Message("present")
 
-    @property
-    def _dims(self) -> list[int]:
-        return [arena.dim for arena in self.shard.spec.arenas]
-
     def _gradients(self, message: Message) -> list[Gradients]:
-        return parts.unpack_gradients(message, self._dims)
+        return parts.unpack_gradients(message, self.shard.spec.dims)
 
     def _stage(self, caller: Caller, message: Message) -> Message:
         """A push's part for this server, and copies of those for others."""
         worker, number = parts.whole(message.meta["worker"]), parts.whole(message.meta["number"])
-        by_owner = parts.unpack_stage(message, self._dims)
+        by_owner = parts.unpack_stage(message, self.shard.spec.dims)
         own = by_owner.pop(self.shard.server, [])
         servers = tuple(parts.whole(server) for server in message.meta["servers"])
         self.shard.stage(worker, number, own, by_owner, servers=servers, epoch=_epoch(caller))
@@ -427,106 +431,15 @@ class Server:
     def _past(self, _: Caller, message: Message) -> Message:
         return Message("past", {"applied": int(self.shard.applied_W[int(message.meta["worker"])])})
 
-    # Lost workers.
-
-    def _bar(self, _: Caller, message: Message) -> Message:
-        return Message("barred", self.shard.bar(int(message.meta["worker"])).to_json())
-
-    def _held(self, _: Caller, message: Message) -> Message:
-        return Message("held", self.shard.held(int(message.meta["worker"])).to_json())
-
-    def _resolve(self, _: Caller, message: Message) -> Message:
-        """Pushes of a worker up to a number happened; if it is lost, later ones did not.
-
-        Answers soon, whether all are applied by then or not: rows may have to be decoded first, and
-        that may have to wait until whoever asks has replaced another server.
-        """
-        worker, last = int(message.meta["worker"]), int(message.meta["last"])
-        is_lost = bool(message.meta["is_lost"])
-        self.shard.begin_resolving(worker, last, is_lost=is_lost)
-        is_over = threading.Event()
-        self._spawn(lambda: self._carry_out(worker, last, is_over), f"holdfast-resolve-{worker}")
-        is_over.wait(_RESOLVED_S if is_lost else 0)
-        return Message("resolved")
-
-    def _carry_out(self, worker: int, last: int, is_over: threading.Event) -> None:
-        """Apply what a worker committed; it then goes to parity at once."""
-        shard = self.shard
-        try:
-            with self._resolving:
-                for number, part in shard.staged(worker).items():
-                    if number <= last:
-                        self._change(worker, number, part, is_resolved=True)
-            shard.wait_durable(worker, _RESOLVED_S)
-        except (StoppedError, UnavailableError):
-            pass  # this server is closing
-        except Exception as error:  # a thread's edge
-            if not self._is_closing:
-                self._tell("failed", {"error": repr(error)})
-                raise
-        finally:
-            shard.end_resolving()
-            is_over.set()
-
-    def _copies(self, _: Caller, message: Message) -> Message:
-        """What this server keeps for another."""
-        owner, workers = parts.whole(message.meta["owner"]), _workers(message)
-        return _slice("copies", self.shard.copies(owner, workers), message)
-
-    def _unsettled(self, _: Caller, message: Message) -> Message:
-        """What witnesses of this server are to keep."""
-        return _slice("unsettled", self.shard.unsettled(_workers(message)), message)
-
-    def _entrust(self, _: Caller, message: Message) -> Message:
-        given = parts.unpack_entrusted(message, self._dims)
-        self.shard.entrust(parts.whole(message.meta["owner"]), given)
-        return Message("entrusted")
-
-    def _keep(self, _: Caller, message: Message) -> Message:
-        self.shard.keep(parts.unpack_entrusted(message, self._dims))
-        return Message("kept")
-
     # Parity.
 
-    def _flush_forever(self) -> None:
-        shard = self.shard
-        peers = Peers(f"server-{shard.server}", self._token)
-        try:
-            while not self._is_closing:
-                shard.wait_for_work(_IDLE_S, every_s=self._flush_every_s)
-                flush = shard.begin_flush()
-                if flush is not None:
-                    self._deliver(peers, flush)
-                    shard.end_flush()
-        except StoppedError:
-            pass
-        except Exception as error:  # a thread's edge: differences would wait for ever
-            if not self._is_closing:
-                self._tell("failed", {"error": repr(error)})
-                raise
-        finally:
-            peers.close()
-
-    def _deliver(self, peers: Peers, flush: Flush) -> None:
-        made_in = self._wait_for_view(None)
-        self._deliver_all(peers, made_in, flush, lambda to: parts.pack_flush(flush, to))
-        if self.shard.spec.parity_max > 1:
-            applying = Message("apply", {"number": flush.number})
-            self._deliver_all(peers, made_in, flush, lambda _: applying)
-
-    def _deliver_all(
-        self, peers: Peers, made_in: View, flush: Flush, make: Callable[[int], Message]
-    ) -> None:
-        """Give a message to every receiver that is still the process it was."""
-        waiting = set(flush.receivers)
-        while waiting:
-            view = self._wait_for_view(None)
-            waiting -= view.replaced_since(made_in)
-            peers.enter(view)
-            answers, _ = peers.ask_all({receiver: make(receiver) for receiver in waiting})
-            waiting -= set(answers)
-            if waiting:
-                time.sleep(_RETRY_S)
+    def _deliver(self) -> None:
+        Delivery(
+            self.shard,
+            Peers(f"server-{self.shard.server}", self._token),
+            every_s=self._flush_every_s,
+            get_view=lambda: self._wait_for_view(None),
+        ).run()
 
     def _source(self, caller: Caller) -> int:
         name, _, index = caller.name.partition("-")
@@ -577,20 +490,6 @@ class Server:
                 "servers": self._bytes["server"],
             },
         })  # fmt: skip
-
-
-def _slice(kind: str, found: Sequence[Entrusted], message: Message) -> Message:
-    """Parts after the one that a question names, as many as fit; whether there are more."""
-    after = tuple(message.meta["after"])
-    left = [each for each in found if (each.worker, each.number) > after]
-    first = next(slices(left), [])
-    return parts.pack_entrusted(kind, {"has_more": len(first) < len(left)}, first)
-
-
-def _workers(message: Message) -> list[int] | None:
-    """Which workers a question is about; None: all."""
-    workers = message.meta["workers"]
-    return None if workers is None else [parts.whole(worker) for worker in workers]
 
 
 def _epoch(caller: Caller) -> int:

@@ -3,10 +3,9 @@
     push -> rows change, the record as parity knows it is kept -> flush: before XOR now -> parity
     freeze -> differences of some ranges wait; fetch -> rows as parity knows them -> decode
 
-Numbers. A worker numbers its pushes; ``applied_W`` is the last one of each worker that changed rows
-here. A flush carries these numbers as marks: parity then knows, range by range, which pushes its
-rows contain. A replacement reads those marks and applies a push that is sent again only to the rows
-that lack it.
+A flush carries the numbers of the pushes in it as marks: parity then knows, range by range, which
+pushes its rows contain. A replacement reads those marks and applies a push that is sent again only
+to the rows that lack it.
 
 Invariants:
 - For every stripe of a range that is ready: parity = code(rows as parity knows them), once the
@@ -16,7 +15,8 @@ Invariants:
   older epoch nothing is folded.
 - Differences of frozen ranges wait; nobody who pulls or pushes waits for them.
 
-Not here: messages and peers (server.py), decoding (recovery.py), who is alive (coordinator.py).
+Not here: its three books of pushes (pushes.py), of what leaves (outgoing.py) and of what arrives
+(incoming.py); messages (server.py), decoding (recovery.py), who is alive (coordinator.py).
 
 # N rows of a request, K differences, P parities of a stripe, G ranges, S servers, W workers
 """
@@ -37,6 +37,8 @@ from holdfast.cluster.arenashard import ArenaShard, Differences
 from holdfast.cluster.changes import SnapshotOrder
 from holdfast.cluster.commit import Held
 from holdfast.cluster.flush import Flush, Report
+from holdfast.cluster.incoming import Incoming
+from holdfast.cluster.outgoing import Outgoing
 from holdfast.cluster.pushes import Entrusted, Gradients, Part, Pushes
 from holdfast.cluster.reserve import Reserve
 from holdfast.cluster.spec import DIFFERENCE, GRADIENT, ClusterSpec, granules_of
@@ -93,29 +95,16 @@ class Shard:
         # Wakes the thread that flushes: who waits for a flush does, not every push.
         self._hurry = threading.Condition(lock)
         self._is_closed = False
-        self._applied_W = np.full(WORKERS_MAX, -1, np.int64)
-        self._witnesses = spec.witnesses[server] if has_witnesses else ()
-        self._wards = frozenset(
-            owner for owner, witnesses in enumerate(spec.witnesses) if server in witnesses
-        )
-        self._pushes = Pushes(is_keeping=len(self._witnesses) > 0)
-        self._resolving = 0
-        # As a holder of rows: what left, and what is known to have arrived.
-        self._flush: Flush | None = None
-        self._next_flush = 1
+        witnesses = spec.witnesses[server] if has_witnesses else ()
+        self._wards = frozenset(owner for owner, of in enumerate(spec.witnesses) if server in of)
+        self._pushes = Pushes(is_keeping=len(witnesses) > 0)
+        self._out = Outgoing(ranges=spec.locks, workers=WORKERS_MAX, witnesses=witnesses)
+        self._in = Incoming(servers=spec.servers, ranges=spec.locks, workers=WORKERS_MAX)
         self._flushed_at = 0.0
         self._hurried = 0  # who waits for differences to leave
-        self._last_whole = 0  # the last flush that arrived with nothing held back
-        self._known_GW = np.full((spec.locks, WORKERS_MAX), -1, np.int64)
-        self._told_W = np.full(WORKERS_MAX, -1, np.int64)  # witnesses, of what is known
-        self._frozen: dict[str, frozenset[int]] = {}
-        # As a holder of parities: what came from whom.
-        self._is_ready_G = np.zeros(spec.locks, bool)
-        self._marks_SGW = np.full((spec.servers, spec.locks, WORKERS_MAX), -1, np.int64)
-        self._flushed_S = np.zeros(spec.servers, np.int64)
-        self._kept: dict[int, Flush] = {}
+        self._resolving = 0
         # What parity said when this server took a lost one's place.
-        self._past_SGW: np.ndarray | None = None
+        self._past_SGW = np.full((spec.servers, spec.locks, WORKERS_MAX), -1, np.int64)
         self._past_W = np.full(WORKERS_MAX, -1, np.int64)
         self.counts = Counter[str]()
 
@@ -123,30 +112,22 @@ class Shard:
         """First values for all rows and parities."""
         for arena in self.arenas:
             arena.fill()
-        self._is_ready_G[:] = True
+        self._in.set_ready(range(self.spec.locks), {})
 
     def adopt(self, reports: Mapping[int, Report], barred: Collection[int] = ()) -> None:
         """Take the place of a server that is lost, given what every other one knows of it, and
         which workers are lost."""
-        past_SGW = np.full_like(self._marks_SGW, -1)
-        for server, report in reports.items():
-            past_SGW[server] = report.marks_GW
         with self._changed:
             self._pushes.bar(barred)
-            self._past_SGW = past_SGW
-            self._past_W = past_SGW.max(axis=(0, 1))
-            known_SGW = past_SGW[sorted(reports)]
-            if len(known_SGW):
-                self._known_GW = known_SGW.min(axis=0)
-                self._applied_W = self._known_GW.min(axis=0)
-            newest = (max(r.flushed, r.kept or 0) for r in reports.values())
-            self._next_flush = 1 + max(newest, default=0)
+            for server, report in reports.items():
+                self._past_SGW[server] = report.marks_GW
+            self._past_W = self._past_SGW.max(axis=(0, 1))
+            self._out.adopt(reports)
 
     def resume(self, applied: Sequence[int], barred: Collection[int]) -> None:
         """Rows are loaded from a checkpoint: pushes up to these are in them. Parities follow."""
         with self._changed:
-            self._applied_W[: len(applied)] = applied
-            self._known_GW[:] = self._applied_W
+            self._out.resume(applied)
             self._pushes.bar(barred)
 
     def close(self) -> None:
@@ -178,15 +159,12 @@ class Shard:
         with self._changed:
             if epoch > self._epoch:
                 self._epoch = epoch
-                self._frozen.clear()
+                self._out.thaw()
                 self._hurry.notify_all()
             if renewal is not None and renewal.number > self._renewal:
                 self._renewal = renewal.number
-                self._is_ready_G[:] = False
-                self._marks_SGW[:] = -1
+                self._in.void(renewal.servers)
                 for server in renewal.servers:
-                    self._flushed_S[server] = 0  # its place is taken by one that begins anew
-                    self._kept.pop(server, None)
                     self._pushes.forget_copies(server)
             self._changed.notify_all()
 
@@ -247,7 +225,7 @@ class Shard:
             if epoch is not None:
                 self._check_epoch(epoch)
             self._check_wards(copies or ())
-            if part and number > self._applied_W[worker]:
+            if part and number > self._out.applied_W[worker]:
                 self._pushes.put(Entrusted(worker, number, part, servers))
             for owner, copy in (copies or {}).items():
                 self._pushes.witness(owner, Entrusted(worker, number, copy, servers))
@@ -260,7 +238,7 @@ class Shard:
     def staged(self, worker: int) -> dict[int, Part]:
         """A worker's parts that are here and not applied: staged by it, or given by witnesses."""
         with self._changed:
-            found = self._pushes.find(worker, after=int(self._applied_W[worker]))
+            found = self._pushes.find(worker, after=int(self._out.applied_W[worker]))
             return {number: push.part for number, push in found.items()}
 
     # Lost workers, and servers that only they could have told.
@@ -276,7 +254,7 @@ class Shard:
         """What there is of a worker's pushes here."""
         self._check_worker(worker)
         with self._changed:
-            applied = int(self._applied_W[worker])
+            applied = int(self._out.applied_W[worker])
             return Held(
                 staged=tuple(self._pushes.find(worker, after=applied)),
                 applied=applied,
@@ -317,7 +295,7 @@ class Shard:
             self._check_push(each.worker, each.part)
         with self._changed:
             for each in given:
-                if each.number > self._applied_W[each.worker]:
+                if each.number > self._out.applied_W[each.worker]:
                     self._pushes.put(each)
 
     def entrust(self, owner: int, given: Iterable[Entrusted]) -> None:
@@ -352,7 +330,7 @@ class Shard:
         """
         self._check_push(worker, parts)
         with self._changed:
-            while number > self._applied_W[worker]:
+            while number > self._out.applied_W[worker]:
                 if not is_resolved:  # again after each wait: it may have been taken for lost
                     self._pushes.check_heard(worker)
                 wanted = [self._wanted(worker, number, part) for part in parts]
@@ -362,7 +340,7 @@ class Shard:
                     continue
                 for part in wanted:
                     self.arenas[part.arena].update(part.slots_N, part.grads_ND)
-                self._applied_W[worker] = number
+                self._out.applied_W[worker] = number
                 self._pushes.apply(Entrusted(worker, number, parts))
                 self.counts["rows_updated"] += sum(len(part.slots_N) for part in wanted)
                 self._changed.notify_all()
@@ -393,7 +371,7 @@ class Shard:
             if any(arena.rows_missing for arena in self.arenas):
                 raise ConflictError("rows are missing here", server=self.server)
             copied = [Copied(arena.index, *arena.copy(order)) for arena in self.arenas]
-            return copied, self._applied_W.copy()
+            return copied, self._out.applied_W.copy()
 
     def read(self, arena: int, *, is_parity: bool, start: int, stop: int) -> np.ndarray:
         """Whole records, or parities, from slot to slot."""
@@ -406,7 +384,6 @@ class Shard:
         """What of a push rows lack: of one sent again, parity may have some."""
         if number > self._past_W[worker]:
             return part
-        assert self._past_SGW is not None
         arena = self.arenas[part.arena]
         placement = arena.spec.placement
         stripes_N = placement.stripes_of(arena.ids_M[part.slots_N])
@@ -427,7 +404,7 @@ class Shard:
             arena = self.arenas[part.arena]
             if arena.code is None or arena.room() >= len(part.slots_N):
                 continue
-            if not self._frozen and arena.waiting > 0:
+            if not self._out.frozen and arena.waiting > 0:
                 return False
             arena.grow(len(part.slots_N))
         return True
@@ -436,9 +413,8 @@ class Shard:
         """For each worker the last push whose differences have all arrived at parity."""
         with self._changed:
             if all(arena.code is None for arena in self.arenas):
-                return self._applied_W.copy()
-            marks_W: np.ndarray = self._known_GW.min(axis=0)
-            return marks_W
+                return self._out.applied_W.copy()
+            return self._out.known_W
 
     def traffic(self) -> int:
         """A number that rises when workers pull or push."""
@@ -448,7 +424,7 @@ class Shard:
     def applied_W(self) -> np.ndarray:
         """For each worker the last push that changed rows here."""
         with self._changed:
-            return self._applied_W.copy()
+            return self._out.applied_W.copy()
 
     # Differences out.
 
@@ -463,7 +439,7 @@ class Shard:
         waits for one.
         """
         with self._changed:
-            if (self._frozen or not self._has_news()) and not self._is_closed:
+            if (self._out.frozen or not self._has_news()) and not self._is_closed:
                 self._hurry.wait(timeout_s)
             while self._hurried == 0 and not self._is_closed:
                 left_s = self._flushed_at + every_s - time.monotonic()
@@ -482,33 +458,28 @@ class Shard:
             self._hurried -= 1
 
     def _has_news(self) -> bool:
-        if self.waiting() > 0:
-            return True
-        known_W = self._known_GW.min(axis=0)
-        is_untold = len(self._witnesses) > 0 and bool((known_W > self._told_W).any())
-        return is_untold or bool((self._applied_W > known_W).any())
+        return self.waiting() > 0 or self._out.has_news()
 
     def wait_until_drained(self) -> None:
         """Return when all differences that wait now, or are on their way, have arrived. Those of
         later pushes may wait: others go on pushing."""
         with self._changed, self._hurrying():
-            applied_W, after = self._applied_W.copy(), self._next_flush
+            applied_W, after = self._out.applied_W.copy(), self._out.next
             while not self._is_drained(applied_W, after):
                 self._wait(_TICK_S)
 
     def _is_drained(self, applied_W: np.ndarray, after: int) -> bool:
         if self._resolving:
             return False
-        if self._flush is None and not self.waiting():
+        if self._out.flush is None and not self.waiting():
             return True
-        is_durable = bool((self.durable_W() >= applied_W).all())
-        return is_durable and self._last_whole >= after  # assigned rows have no numbers
+        return self._out.has_arrived(applied_W, after)
 
     def wait_durable(self, worker: int, timeout_s: float) -> None:
         """Return when what a worker pushed is at parity, or after a while."""
         ends_at = time.monotonic() + timeout_s
         with self._changed, self._hurrying():
-            while self.durable_W()[worker] < self._applied_W[worker]:
+            while self.durable_W()[worker] < self._out.applied_W[worker]:
                 left_s = ends_at - time.monotonic()
                 if left_s <= 0:
                     return
@@ -517,41 +488,20 @@ class Shard:
     def begin_flush(self) -> Flush | None:
         """Differences that may leave; None if none wait. One flush at a time."""
         with self._changed:
-            assert self._flush is None
             if not self._has_news():
                 return None
-            frozen = frozenset[int]().union(*self._frozen.values())
             parts: dict[int, list[Differences]] = {}
             for arena in self.arenas:
-                for server, found in arena.take(frozen).items():
+                for server, found in arena.take(self._out.frozen).items():
                     parts.setdefault(server, []).extend(found)
-            for witness in self._witnesses:
-                parts.setdefault(witness, [])
-            self._flush = Flush(
-                self._next_flush,
-                self._applied_W.copy(),
-                tuple(sorted(frozen)),
-                tuple(sorted(parts)),
-                {server: tuple(each) for server, each in parts.items()},
-                self._known_GW.min(axis=0),
-            )
-            self._next_flush += 1
-            return self._flush
+            return self._out.begin(parts)
 
     def end_flush(self) -> None:
         """The flush under way has arrived everywhere, or its receiver is lost."""
         with self._changed:
-            flush = self._flush
-            assert flush is not None
-            is_open_G = np.ones(self.spec.locks, bool)
-            is_open_G[list(flush.frozen)] = False
-            self._known_GW[is_open_G] = np.maximum(self._known_GW[is_open_G], flush.marks_W)
-            self._told_W = flush.durable_W
-            self._pushes.forget(self._applied_W, self._known_GW.min(axis=0))
-            if not flush.frozen:
-                self._last_whole = flush.number
-            self._flush = None
-            if is_open_G.any():  # else nothing could leave, and the next flush must not wait for it
+            flush = self._out.end()
+            self._pushes.forget(self._out.applied_W, self._out.known_W)
+            if len(flush.frozen) < self.spec.locks:  # else the next must not wait: nothing left
                 self._flushed_at = time.monotonic()
             self.counts["flushes"] += 1
             self.counts["differences"] += flush.rows
@@ -573,11 +523,8 @@ class Shard:
             self._check_server(source)
             self._check_flush(flush)
             self._pushes.forget_copies(source, flush.durable_W)
-            if flush.number <= self._flushed_S[source]:
-                return
-            self._kept[source] = flush
-            if self.spec.parity_max <= 1:
-                self._apply(source)
+            if self._in.keep(source, flush) and self.spec.parity_max <= 1:
+                self._apply(source, flush.number)
 
     def _check_flush(self, flush: Flush) -> None:
         """Refuse a flush that cannot be folded whole, before anything of it is."""
@@ -603,40 +550,28 @@ class Shard:
         """All parities have been given this flush: fold it."""
         with self._changed:
             self._check_epoch(epoch)
-            kept = self._kept.get(source)
-            if kept is not None and kept.number == number:
-                self._apply(source)
+            self._apply(source, number)
 
     def settle(self, source: int, number: int) -> None:
         """Of a lost server's last flush: fold it if it has this number, else forget it."""
         self._check_server(source)
         with self._changed:
-            kept = self._kept.pop(source, None)
-            if kept is not None and kept.number == number:
-                self._kept[source] = kept
-                self._apply(source)
+            self._apply(source, number)
+            self._in.forget(source)
 
-    def _apply(self, source: int) -> None:
-        flush = self._kept.pop(source)
+    def _apply(self, source: int, number: int) -> None:
+        flush = self._in.take(source, number)
+        if flush is None:
+            return
         for part in flush.parts[self.server]:
-            self.counts["rows_folded"] += self._arena(part.arena).fold(part, self._is_ready_G)
-        is_open_G = self._is_ready_G.copy()
-        is_open_G[list(flush.frozen)] = False
-        marks_GW = self._marks_SGW[source]
-        marks_GW[is_open_G] = np.maximum(marks_GW[is_open_G], flush.marks_W)
-        self._flushed_S[source] = flush.number
+            self.counts["rows_folded"] += self._arena(part.arena).fold(part, self._in.is_ready_G)
+        self._in.note(source, flush)
 
     def report(self, source: int) -> Report:
         """What is known here of a server's flushes."""
         self._check_server(source)
         with self._changed:
-            kept = self._kept.get(source)
-            return Report(
-                flushed=int(self._flushed_S[source]),
-                kept=None if kept is None else kept.number,
-                receivers=() if kept is None else kept.receivers,
-                marks_GW=self._marks_SGW[source].copy(),
-            )
+            return self._in.report(source)
 
     # Recovery: others', and this server's own.
 
@@ -648,17 +583,16 @@ class Shard:
         self._check_granules(granules)
         with self._changed:
             self._check_epoch(epoch)
-            self._frozen[ticket] = frozenset(granules)
-            while self._flush is not None:
+            self._out.freeze(ticket, granules)
+            while self._out.flush is not None:
                 self._wait()
                 self._check_epoch(epoch)
-            marks_GW: np.ndarray = self._known_GW[list(granules)]
-            return marks_GW
+            return self._out.known_of(granules)
 
     def thaw(self, ticket: str) -> None:
         """Let differences of ranges leave again."""
         with self._changed:
-            self._frozen.pop(ticket, None)
+            self._out.thaw(ticket)
             self._changed.notify_all()
             self._hurry.notify_all()  # what was held back may leave
 
@@ -701,7 +635,7 @@ class Shard:
             ConflictError: they are not frozen any more, or not all is here.
         """
         with self._changed:
-            self._check_frozen(ticket)
+            frozen = self._check_frozen(ticket)
             found = self._arena(arena)
             if not stripes:
                 return
@@ -709,9 +643,9 @@ class Shard:
                 np.array([stripes[0], stripes[-1]]), stripes=found.spec.stripes,
                 locks=self.spec.locks,
             )  # fmt: skip
-            if not self._frozen[ticket].issuperset(range(first, last + 1)):
+            if not frozen.issuperset(range(first, last + 1)):
                 raise ConflictError("these stripes are not frozen", ticket=ticket)
-            is_ready = self._is_ready_G[first : last + 1].all()
+            is_ready = self._in.is_ready_G[first : last + 1].all()
             if not is_ready or not slab.has_all(found, stripes):
                 raise ConflictError("not all of these stripes is here", tables=found.spec.name)
             slab.pack_slab(found, out_NW, giver=self.server, lost=lost, stripes=stripes)
@@ -735,9 +669,12 @@ class Shard:
                 rows += arena.install(part.slots_N, values_NW)
         return rows
 
-    def _check_frozen(self, ticket: str) -> None:
-        if ticket not in self._frozen:
+    def _check_frozen(self, ticket: str) -> frozenset[int]:
+        """The ranges that are frozen under a ticket."""
+        frozen = self._out.frozen_by(ticket)
+        if frozen is None:
             raise ConflictError("the ranges are not frozen any more", ticket=ticket)
+        return frozen
 
     def install(self, arena: int, slots_N: np.ndarray, records_NW: np.ndarray) -> int:
         """Put decoded rows in place; how many were new."""
@@ -768,14 +705,12 @@ class Shard:
             self._check_frozen(ticket)
             for arena, slots_N, parities_NW in built:
                 self.arenas[arena].parities_QW[slots_N] = parities_NW
-            for server, marks_GW in marks.items():
-                self._marks_SGW[server, list(granules)] = marks_GW
-            self._is_ready_G[list(granules)] = True
+            self._in.set_ready(granules, marks)
 
     @property
     def ready_G(self) -> np.ndarray:
         """Of which ranges the parities are here."""
-        return self._is_ready_G.copy()
+        return self._in.is_ready_G.copy()
 
     @property
     def rows_missing(self) -> int:

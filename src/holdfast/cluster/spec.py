@@ -271,6 +271,11 @@ class ClusterSpec:
         return plan_arenas(self.tables, self.hot_tables.values())
 
     @cached_property
+    def dims(self) -> tuple[int, ...]:
+        """How many weights a row has, by arena."""
+        return tuple(arena.dim for arena in self.arenas)
+
+    @cached_property
     def hot_tables(self) -> dict[str, HotTable]:
         """The hot rows of tables that have some."""
         return {
