@@ -23,7 +23,7 @@ from tests.cluster.threads import CrashingEngine, When
 
 KINDS = ("pull", "push", "stage", "commit", "fold", "apply", "freeze", "fetch", "slab", "handover",
          "thaw", "view", "adopt", "recover", "report", "settle", "drain", "bar", "resolve",
-         "copies", "unsettled", "entrust")  # fmt: skip
+         "held", "copies", "owed", "entrust", "inherit")  # fmt: skip
 LATE = 0.02  # of the messages
 LATE_S = 0.03
 

@@ -65,7 +65,7 @@ class Life:
                     client, number = self.begin(), -1
             self.trial.count(gradients)
         try:
-            client.settle()
+            client.drain()
         except WorkerDied:
             self.die(client)
         else:

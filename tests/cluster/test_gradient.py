@@ -52,7 +52,7 @@ def test_copies_equal_their_rows_after_losses(optimizer: str, parity: int) -> No
             if number in (8, 13):  # by then both rows and copies have been lost
                 cluster.wait_whole(30)
                 engine.crash(cluster.coordinator.process(number % 6))
-        client.settle()
+        client.drain()
         cluster.wait_whole(30)
         check_same(cluster, oracle)
     finally:
@@ -78,7 +78,7 @@ def test_copies_equal_their_rows_whoever_crashes_when(seed: int) -> None:
             client.pull({name: ids_N for name, (ids_N, _) in gradients.items()})
             client.push(number, gradients)
             oracle.push(gradients)
-        client.settle()
+        client.drain()
         chaos.is_on = False
         cluster.wait_whole(60)
         print(f"seed {seed}: {chaos.killed}")
@@ -100,7 +100,7 @@ def test_pushes_of_several_workers_reach_copies_in_one_order() -> None:
         try:
             for number in range(25):
                 client.push(number, random_gradients(rng, spec))
-            client.settle()
+            client.drain()
         except BaseException as error:
             errors.append(error)
         finally:
@@ -131,7 +131,7 @@ def test_bytes_are_counted_by_what_is_told() -> None:
         client = cluster.connect()
         try:
             client.push(0, gradients)
-            client.settle()
+            client.drain()
             found = [count(cluster, f"{kind}_bytes") for kind in ("difference", "gradient")]
         finally:
             client.close()
@@ -161,7 +161,7 @@ def test_float_sums_of_gradients_train_and_are_audited_nearly() -> None:
             gradients = random_gradients(rng, spec, rows=100)
             client.push(number, gradients)
             oracle.push(gradients)
-        client.settle()
+        client.drain()
         audited = cluster.audit()
         assert audited.is_sound and 0 < audited.deviation_max < 1e-3
         np.testing.assert_array_equal(cluster.read("users"), oracle.records["users"])

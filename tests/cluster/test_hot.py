@@ -48,7 +48,7 @@ def test_rows_equal_the_oracles_while_servers_are_lost(optimizer: str, parity: i
                 engine.crash(cluster.coordinator.process(number % 6))
                 if parity == 2:
                     engine.crash(cluster.coordinator.process((number + 1) % 6))
-        client.settle()
+        client.drain()
         cluster.wait_whole(30)
         check_same(cluster, oracle)
         assert sum(stats["counts"].get("gradient_bytes", 0) for stats in cluster.stats()) > 0
@@ -151,7 +151,7 @@ def test_a_cluster_goes_back_to_what_was_saved_whichever_rows_were_hot(
         t.push(3, rows=60)
         t.crash(2)
         t.push(3, rows=60)
-        t.client.settle()
+        t.client.drain()
         t.cluster.wait_whole(30)
         check_same(t.cluster, t.oracle)
 
@@ -162,7 +162,7 @@ def test_lost_servers_alone_go_back_to_saved_hot_rows(tmp_path: Path) -> None:
         t.push(5, rows=60)
         saved = t.save()
         t.push(6, rows=60)
-        t.client.settle()
+        t.client.drain()
         t.crash(*lost)
         t.cluster.wait_whole(30)
         for name, found_NW in t.read().items():

@@ -179,7 +179,7 @@ def test_lost_servers_get_each_row_as_it_was_saved_last_whenever_that_was(
         saved = t.copy()
         c.check_run()
         c.push_skewed(4)
-        t.client.settle()
+        t.client.drain()
         t.crash(1, 4)
         t.cluster.wait_whole(30)
         older = 0
@@ -259,7 +259,7 @@ def test_servers_that_stay_count_on_when_another_is_lost_while_it_saves(
             t.layer.save(step=t.number)
         (struck,) = t.engine.struck
         (lost,) = (server for server, process in before.items() if process is struck)
-        t.client.settle()
+        t.client.drain()
         t.cluster.wait_whole(30)
         c.push_skewed(3)
         expected = c.most_used()

@@ -102,7 +102,7 @@ def test_a_lost_server_comes_back_to_the_bit_while_training_goes_on(server: int)
             oracle.push(gradients)
             if number == 10:
                 engine.crash(cluster.coordinator.process(server))
-        client.settle()
+        client.drain()
         cluster.wait_whole(30)
         check_same(cluster, oracle)
     finally:
@@ -123,7 +123,7 @@ def test_two_servers_lost_at_once_come_back_with_two_parities() -> None:
             if number == 12:
                 engine.crash(cluster.coordinator.process(2))
                 engine.crash(cluster.coordinator.process(3))
-        client.settle()
+        client.drain()
         cluster.wait_whole(30)
         check_same(cluster, oracle)
     finally:
@@ -147,7 +147,7 @@ def test_without_two_phase_commit_only_pushes_in_flight_at_the_lost_server_are_m
             oracle.push(gradients)
             if number == 10:
                 engine.crash(cluster.coordinator.process(1))
-        client.settle()
+        client.drain()
         cluster.wait_whole(30)
         assert cluster.audit().is_sound
         has_lost = False
@@ -233,7 +233,7 @@ def test_the_papers_float_sum_recovers_rows_only_nearly() -> None:
             gradients = random_gradients(rng, spec, rows=100)
             client.push(number, gradients)
             oracle.push(gradients)
-        client.settle()
+        client.drain()
         engine.crash(cluster.coordinator.process(2))
         client.pull({"users": np.arange(103)})
         cluster.wait_whole(30)

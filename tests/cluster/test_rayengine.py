@@ -67,7 +67,7 @@ def test_a_killed_server_is_replaced_and_no_update_is_lost(
             oracle.push(gradients)
             if number == 10:
                 os.kill(lost.pid, signal.SIGKILL)
-        client.settle()
+        client.drain()
         wait_until(lambda: cluster.coordinator.process(2) != lost)
         cluster.wait_whole(LONG_S)
         check_same(cluster, oracle)

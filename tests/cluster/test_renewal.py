@@ -41,7 +41,7 @@ def test_differences_do_not_pass_by_parities_that_are_being_built(
         t.push(1)
         while t.cluster.coordinator.view.lacking:
             t.push(1)
-        t.client.settle()
+        t.client.drain()
         assert t.cluster.audit().is_sound
 
 

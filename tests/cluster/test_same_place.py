@@ -59,7 +59,7 @@ def test_a_replacement_on_the_same_port_is_given_what_it_lacks(parity: int) -> N
             if number % 10 == 5:
                 cluster.wait_whole(30)
                 engine.crash(cluster.coordinator.process(number // 10))
-        client.settle()
+        client.drain()
         cluster.wait_whole(30)
         assert engine.reused == 3
         check_same(cluster, oracle)

@@ -89,7 +89,7 @@ def test_going_back_fully_equals_the_oracle_as_of_the_checkpoint_to_the_bit(
         t.push(5)
         t.crash(lost[0])
         t.push(5)
-        t.client.settle()
+        t.client.drain()
         t.cluster.wait_whole(30)
         check_same(t.cluster, t.oracle)
 
@@ -103,7 +103,7 @@ def test_going_back_partially_gives_lost_servers_their_saved_rows_and_leaves_the
         t.push(5)
         saved = t.save()
         t.push(6)
-        t.client.settle()  # a push that is kept would be applied again
+        t.client.drain()  # a push that is kept would be applied again
         t.crash(*lost)
         t.cluster.wait_whole(30)
         found, is_lost = t.read(), rows_of(spec, set(lost))
@@ -119,7 +119,7 @@ def test_going_back_partially_gives_lost_servers_their_saved_rows_and_leaves_the
         t.push(5)
         t.crash(3)
         t.push(5)
-        t.client.settle()
+        t.client.drain()
         t.cluster.wait_whole(30)
         check_same(t.cluster, t.oracle)
 
@@ -224,7 +224,7 @@ def test_a_server_lost_while_the_cluster_goes_back_is_made_good_too(
         t.push(5)
         saved = t.save()
         t.push(4)
-        t.client.settle()
+        t.client.drain()
         t.engine.kind, t.engine.when = kind, "before"
         t.crash(0, 2)
         t.cluster.wait_whole(60)
@@ -468,7 +468,7 @@ def test_losses_at_random_messages_leave_parity_sound_and_no_push_is_applied_twi
                 with suppress(UnavailableError):
                     t.layer.save(step=number + 1)
         t.engine.kind = None
-        t.client.settle()
+        t.client.drain()
         t.cluster.wait_whole(30)
         assert t.cluster.audit().is_sound
         values_NW = t.cluster.read("users")

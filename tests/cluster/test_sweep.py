@@ -58,7 +58,7 @@ class Run:
         return self.cluster.coordinator.process(server)
 
     def check(self) -> None:
-        self.client.settle()
+        self.client.drain()
         self.cluster.wait_whole(30)
         check_same(self.cluster, self.oracle)
 
@@ -87,7 +87,7 @@ def test_one_lost_server_comes_back_by_slabs_alone(spec: ClusterSpec) -> None:
     try:
         run.push(6)
         for server in (0, 3):
-            run.client.settle()
+            run.client.drain()
             run.engine.kinds.clear()
             run.engine.crash(run.process(server))
             run.cluster.wait_whole(30)

@@ -307,10 +307,10 @@ ASKED: dict[str, Message] = {
     "copies of nobody": Message("copies", {"workers": [3], "after": [-1, -1]}),
     "copies of no workers": Message("copies", {"owner": 2, "after": [-1, -1]}),
     "copies after nothing": Message("copies", {"owner": 2, "workers": None}),
-    "unsettled of nobody": Message("unsettled", {"workers": ["x"], "after": [-1, -1]}),
-    "keep nothing": Message("keep"),
+    "owed of nobody": Message("owed", {"workers": ["x"], "after": [-1, -1]}),
+    "inherit nothing": Message("inherit"),
     "keep rows beyond the shard": parts.pack_entrusted(
-        "keep", {}, [Entrusted(3, 7, [gradients(0, [99])])]
+        "inherit", {}, [Entrusted(3, 7, [gradients(0, [99])])]
     ),
     "entrust for nobody": Message("entrust", {"parts": []}),
     "entrust to no witness": Message("entrust", {"owner": 1, "parts": []}),

@@ -249,7 +249,7 @@ class World:
 
     def resolve(self, server: int, worker: int, given: Sequence[Entrusted]) -> None:
         shard = self.shards[server]
-        shard.keep(given)
+        shard.inherit(given)
         is_lost = worker in self.last
         if not is_lost:
             held = {s: each.held(worker) for s, each in enumerate(self.shards)}
@@ -263,7 +263,7 @@ class World:
     def entrust(self, witnesses: Sequence[int], workers: Sequence[int] | None) -> None:
         for owner, others in enumerate(self.spec.witnesses):
             for witness in set(others) & set(witnesses):
-                self.shards[witness].entrust(owner, self.shards[owner].unsettled(workers))
+                self.shards[witness].entrust(owner, self.shards[owner].owed(workers))
 
     # Differences.
 
@@ -692,7 +692,7 @@ class ShardMachine(RuleBasedStateMachine):
         for server in range(world.spec.servers):
             world.flush(server)  # witnesses hear that they may forget
         for shard in world.shards:  # of workers that live the next push clears up what is left
-            assert not shard.unsettled(world.last)
+            assert not shard.owed(world.last)
             assert not any(shard.copies(o, world.last) for o in range(world.spec.servers))
 
 

@@ -1,6 +1,6 @@
 """Which rows of a table on a server changed since the last checkpoint, and since the base: bits.
 
-    use, mark (every change) -> claim (a snapshot takes what it saves) -> settle (was it committed?)
+    use, mark (every change) -> claim (what a snapshot saves) -> conclude (was it committed?)
 
 A server does not hear whether a checkpoint was committed. The next snapshot says which one was the
 last; a claim of another one goes back to what changed. Where hot rows are saved first, a delta
@@ -95,7 +95,7 @@ class Changes:
         is_known = self._changed_W is not None
         if self._changed_W is None:
             self.begin()
-        self._settle(order.committed)
+        self._conclude(order.committed)
         changed_W = self._changed_W
         assert changed_W is not None
         if not is_known:
@@ -121,7 +121,7 @@ class Changes:
             changed_W = changed_W | self._since_base_W
         return bitmap.ids(changed_W, 0, self._rows)
 
-    def _settle(self, committed: int | None) -> None:
+    def _conclude(self, committed: int | None) -> None:
         claim, self._claim = self._claim, None
         if claim is None:
             return

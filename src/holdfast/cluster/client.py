@@ -174,7 +174,7 @@ class Client:
             self._forget(server, int(answer.meta["durable"]))
         self._is_torn = False
         if len(self._kept) > _KEPT_MAX or self._wait_turn is not None:
-            self.settle()  # in rounds parity is part of the barrier
+            self.drain()  # in rounds parity is part of the barrier
 
     def hold(self, table: str, weights_ND: np.ndarray) -> None:
         """These are all weights of a table that workers hold: a server that loses them is given
@@ -188,7 +188,7 @@ class Client:
             {s: parts.pack_gradients("assign", {}, found) for s, found in by_server.items()}
         )
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Wait until everything pushed is at parity."""
         messages = {server: Message("drain") for server in range(self.spec.servers)}
         for server, answer in self._exchange(messages).items():

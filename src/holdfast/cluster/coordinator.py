@@ -290,9 +290,9 @@ class Coordinator:
 
     def _replace_decodable(self) -> None:
         """The same, as long as their rows can be decoded from the others'."""
-        while self._lost or not self._resolution.is_settled:
+        while self._lost or not self._resolution.is_handed_on:
             if not self._lost:
-                self._settle_pushes()
+                self._hand_on_pushes()
             elif self.spec.can_decode(self._servers.lacking()):
                 self._replace_once()
             else:
@@ -309,9 +309,9 @@ class Coordinator:
         self._resolution.replaced(chosen)
         self._servers.tell_to_recover(chosen)
 
-    def _settle_pushes(self) -> None:
+    def _hand_on_pushes(self) -> None:
         try:
-            self._resolution.settle()
+            self._resolution.hand_on()
         except GoneError as gone:
             self._servers.gone(gone.server, {})
 

@@ -111,7 +111,7 @@ class Pushes:
         found = {n: push for (w, n), push in self._own.items() if w == worker and n > after}
         return dict(sorted(found.items()))
 
-    def unsettled(self, workers: Collection[int] | None = None) -> list[Entrusted]:
+    def owed(self, workers: Collection[int] | None = None) -> list[Entrusted]:
         """Parts of pushes of some workers (None: of all), in order."""
         return [self._own[w, n] for w, n in sorted(self._own) if workers is None or w in workers]
 

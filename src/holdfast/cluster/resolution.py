@@ -53,7 +53,7 @@ class Resolution:
         self._lacking_copies.add(server)
 
     @property
-    def is_settled(self) -> bool:
+    def is_handed_on(self) -> bool:
         """Whether no server lacks what those before them had."""
         return not (self._lacking_parts or self._lacking_copies)
 
@@ -67,13 +67,13 @@ class Resolution:
             for witness, numbers in witnesses.items():
                 found = self._ask(witness, "copies", server, [worker])
                 given += [each for each in found if each.number in numbers]
-            self._tell(server, "keep", {}, sorted(given, key=lambda each: each.number))
+            self._tell(server, "inherit", {}, sorted(given, key=lambda each: each.number))
         meta = {"worker": worker, "last": commits.last, "is_lost": True}
         self._members.ask_each(self._members.members, Message("resolve", meta))
         self._entrust(self._members.members, [worker])
         return commits.last
 
-    def settle(self) -> None:
+    def hand_on(self) -> None:
         """Give servers that are new in their place what those before them had."""
         for server in sorted(self._lacking_parts):
             self._give(server)
@@ -87,7 +87,7 @@ class Resolution:
         for witness in self._spec.witnesses[server]:
             for each in self._ask(witness, "copies", server, None):
                 found[each.worker, each.number] = each
-        self._tell(server, "keep", {}, [found[key] for key in sorted(found)])
+        self._tell(server, "inherit", {}, [found[key] for key in sorted(found)])
         for worker in sorted({worker for worker, _ in found}):
             last = self._last.get(worker)
             if last is None:
@@ -104,7 +104,7 @@ class Resolution:
         """Have witnesses keep copies of what servers have and parity may lack."""
         for owner, others in enumerate(self._spec.witnesses):
             wanted = set(others).intersection(witnesses)
-            found = self._ask(owner, "unsettled", owner, workers) if wanted else []
+            found = self._ask(owner, "owed", owner, workers) if wanted else []
             for witness in sorted(wanted):
                 self._tell(witness, "entrust", {"owner": owner}, found)
 

@@ -284,12 +284,12 @@ class Shard:
         with self._changed:
             return self._pushes.copies(owner, workers)
 
-    def unsettled(self, workers: Collection[int] | None = None) -> list[Entrusted]:
+    def owed(self, workers: Collection[int] | None = None) -> list[Entrusted]:
         """Parts of some workers' pushes that are here, and not known to be at parity."""
         with self._changed:
-            return self._pushes.unsettled(workers)
+            return self._pushes.owed(workers)
 
-    def keep(self, given: Sequence[Entrusted]) -> None:
+    def inherit(self, given: Sequence[Entrusted]) -> None:
         """Stage what a lost server, whose place this one has, had of pushes."""
         for each in given:
             self._check_push(each.worker, each.part)

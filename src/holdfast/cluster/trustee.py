@@ -1,7 +1,7 @@
 """What a server answers about pushes that parity may lack: its own parts, and copies of others'.
 
     a worker is lost:  bar, held -> what is here; resolve -> what happened is applied, the rest not
-    a server is lost:  copies, unsettled -> parts for the new one; keep, entrust <- others' parts
+    a server is lost:  copies, owed -> parts for the new one; inherit, entrust <- others' parts
 
 Invariants:
 - Pushes of one worker are applied in their order, one worker at a time.
@@ -78,9 +78,9 @@ class Trustee:
         owner = parts.whole(message.meta["owner"])
         return _slice("copies", self._get_shard().copies(owner, _workers(message)), message)
 
-    def unsettled(self, _: Caller, message: Message) -> Message:
+    def owed(self, _: Caller, message: Message) -> Message:
         """What witnesses of this server are to keep."""
-        return _slice("unsettled", self._get_shard().unsettled(_workers(message)), message)
+        return _slice("owed", self._get_shard().owed(_workers(message)), message)
 
     def entrust(self, _: Caller, message: Message) -> Message:
         """Keep copies of another's parts."""
@@ -88,10 +88,10 @@ class Trustee:
         self._get_shard().entrust(owner, self._unpack(message))
         return Message("entrusted")
 
-    def keep(self, _: Caller, message: Message) -> Message:
+    def inherit(self, _: Caller, message: Message) -> Message:
         """Stage what a lost server, whose place this one has, had of pushes."""
-        self._get_shard().keep(self._unpack(message))
-        return Message("kept")
+        self._get_shard().inherit(self._unpack(message))
+        return Message("inherited")
 
     def _unpack(self, message: Message) -> list[Entrusted]:
         return parts.unpack_entrusted(message, self._get_shard().spec.dims)

@@ -300,7 +300,7 @@ class Session:
             self._number = None
             done = number
         self.is_over = True
-        self.client.settle()
+        self.client.drain()
 
     def _index(self, name: str) -> int:
         index = self.client.spec.index

@@ -99,15 +99,15 @@ def test_a_part_is_kept_until_parity_has_it_and_its_copy_until_witnesses_hear_of
     for number in range(2):
         owner.stage(0, number, gradients([number]))
         witness.stage(0, number, [], {0: gradients([number])})
-    assert numbers(owner.unsettled([0])) == [(0, 0), (0, 1)]
+    assert numbers(owner.owed([0])) == [(0, 0), (0, 1)]
     owner.push(0, 0, owner.staged(0)[0])
     assert list(owner.staged(0)) == [1]
-    assert numbers(owner.unsettled([0])) == [(0, 0), (0, 1)]  # applied, and parity lacks it
+    assert numbers(owner.owed([0])) == [(0, 0), (0, 1)]  # applied, and parity lacks it
     first = flushed(owner)
     witness.fold(0, first, epoch=1)
     assert numbers(witness.copies(0, [0])) == [(0, 0), (0, 1)]  # others may not have it yet
     owner.end_flush()
-    assert numbers(owner.unsettled([0])) == [(0, 1)]
+    assert numbers(owner.owed([0])) == [(0, 1)]
     second = flushed(owner)  # though no difference waits
     assert second.receivers == (1,) and second.rows == 0
     witness.fold(0, second, epoch=1)
@@ -133,7 +133,7 @@ def test_what_a_lost_worker_committed_is_applied_to_a_server_that_lacks_it() -> 
     shard = witnessed(ONE)
     given = [Entrusted(0, number, gradients([number])) for number in range(3)]
     shard.push(0, 0, gradients([0]))
-    shard.keep(given)
+    shard.inherit(given)
     shard.begin_resolving(0, 1)
     assert list(shard.staged(0)) == [1]  # the first is here, the last never happened
     drained = started(shard.wait_until_drained)
