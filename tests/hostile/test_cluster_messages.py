@@ -60,7 +60,7 @@ def snapshot(shard: Shard) -> dict[str, Any]:
         "copies": [len(shard.copies(owner, range(256))) for owner in range(SPEC.servers)],
         "waiting": shard.waiting(),
         "epoch": shard.epoch,
-        "frozen": dict(shard._frozen),
+        "frozen": dict(shard._out._frozen),
         "barred": set(shard._pushes._barred),
         "ready": shard.ready_G.tobytes(),
         "reports": [
