@@ -58,6 +58,7 @@ class Size:
     workers: int
     batches: int
     alone_batches: int
+    warm_batches: int
     turns: int
     few: int
     """Turns of what has no target, and of one worker alone."""
@@ -73,6 +74,7 @@ FULL = Size(
     workers=2,
     batches=100,
     alone_batches=60,
+    warm_batches=60,
     turns=5,
     few=2,
 )
@@ -83,6 +85,7 @@ QUICK = Size(
     workers=1,
     batches=24,
     alone_batches=24,
+    warm_batches=4,
     turns=1,
     few=1,
     silence_s=0.0,  # a busy machine is no failure here
@@ -156,6 +159,7 @@ def _job(size: Size, strategy: str, workload: Workload) -> Job:
         servers=size.servers,
         workers=size.workers,
         batches=size.batches,
+        warm_batches=size.warm_batches,
         silence_s=size.silence_s,
     )
 
@@ -177,7 +181,9 @@ def _text(size: Size) -> str:
         "Servers and workers share the cores of one machine: what "
         "servers do takes time from workers, which it would not on machines of their own, so CPU "
         "seconds are told too. A batch counts from the samples' making to the push that is done; "
-        "the start of processes does not count."
+        "the start of processes does not count, and neither do the first "
+        f"{words.counted(size.warm_batches, 'batch', 'batches')}: servers touch memory for the "
+        "first time then, which training that lasts does once."
     )
 
 

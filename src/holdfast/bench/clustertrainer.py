@@ -3,7 +3,8 @@
     Job -> servers, workers -> what workers told, counters of the kernel -> Trained
 
 Invariants:
-- Times are from what workers told of their batches, while all of them trained: no start-up.
+- Times are from what workers told of their batches, while all of them trained: no start-up, and
+  none of the job's first batches, in which memory is touched for the first time.
 - Bytes are the kernel's: TCP connections of the workers, and all that went over the loopback.
   Memory is the processes' largest resident size. Nothing is computed from what should be.
 - The same job gives the same tables, networks and batches for every strategy.
@@ -31,6 +32,7 @@ from holdfast.cluster.cluster import Cluster
 from holdfast.cluster.coordinator import Settings
 from holdfast.cluster.dense import NAME as DENSE
 from holdfast.cluster.engine import LocalEngine
+from holdfast.cluster.leases import Leases
 from holdfast.cluster.spec import GRADIENT, ClusterSpec
 from holdfast.cluster.worker import Session
 from holdfast.errors import DataLossError, InvalidRequestError, UnavailableError
@@ -62,6 +64,8 @@ class Job:
     servers: int = 5
     workers: int = 2
     batches: int = 200
+    warm_batches: int = 0
+    """Trained before them, and in no number but those of bytes."""
     locks: int = 10
     silence_s: float = 1.0
     """A server silent for so long is taken for dead; 0: only deaths are seen."""
@@ -267,18 +271,20 @@ def train_job(job: Job, folder: Path) -> Trained:
         tempfile.TemporaryDirectory(prefix="bench-cluster-", dir=folder) as scratch,
         running(job, Path(scratch), log=events.EventLog([happened.append])) as cluster,
     ):
-        cpu_before, loopback_before = _servers_cpu(cluster), loopback_bytes()
+        loopback_before, total = loopback_bytes(), job.warm_batches + job.batches
+        meter = _Meter(cluster, job.warm_batches)
         cluster.train(
             ENTRY,
             {"workload": job.workload.to_args(), "told": scratch},
-            batches=range(job.batches),
+            batches=range(total),
             workers=job.workers,
+            on_tick=meter.tick,
         )
         sent = _hear_bytes(Path(scratch), job.workers)
-        cpu_after, loopback_after = _servers_cpu(cluster), loopback_bytes()
+        server_cpu_s, loopback_after = meter.read(total), loopback_bytes()
         pids = [cluster.coordinator.process(server).pid for server in range(job.servers)]
         memory = [resident_max(pid) for pid in pids]
-        told = Told(Path(scratch)).read()
+        told = Told(Path(scratch)).read()[job.warm_batches :]
         strays = find_strays(happened)
     if strays:
         raise UnavailableError("processes were lost that nobody killed", how=list(strays))
@@ -290,9 +296,9 @@ def train_job(job: Job, folder: Path) -> Trained:
         job=job,
         batch_s=window.seconds / window.batches,
         worker_cpu_s=worker_cpu(told),
-        server_cpu_s=(cpu_after - cpu_before) / job.batches,
-        worker_bytes=_shared(_added(sent), job.batches),
-        loopback_bytes=_shared(passed, job.batches),
+        server_cpu_s=server_cpu_s,
+        worker_bytes=_shared(_added(sent), total),
+        loopback_bytes=_shared(passed, total),
         memory_bytes=_added(memory),
         loss=statistics.fmean(each.loss for each in last),
     )
@@ -338,8 +344,25 @@ def _shared(count: int | None, batches: int) -> float | None:
     return None if count is None else count / batches
 
 
-def _servers_cpu(cluster: Cluster) -> float:
-    return sum(float(each["cpu_s"]) for each in cluster.stats())
+class _Meter:
+    """Servers' CPU seconds of a batch, once the first batches are done."""
+
+    def __init__(self, cluster: Cluster, warm_batches: int) -> None:
+        self._cluster, self._warm_batches = cluster, warm_batches
+        self._start = (0, self._cpu_s())
+
+    def tick(self, leases: Leases) -> None:
+        """Begin to count when it is time."""
+        if self._start[0] < self._warm_batches <= leases.finished:
+            self._start = (leases.finished, self._cpu_s())
+
+    def read(self, batches: int) -> float:
+        """When so many are done."""
+        done, cpu_s = self._start
+        return (self._cpu_s() - cpu_s) / (batches - done)
+
+    def _cpu_s(self) -> float:
+        return sum(float(each["cpu_s"]) for each in self._cluster.stats())
 
 
 def _hear_bytes(folder: Path, workers: int) -> list[int | None]:

@@ -121,6 +121,11 @@ class Arena:
         """How many stripes its rows form."""
         return self.placement.stripes(self.rows)
 
+    def waiting_rows(self, rows: int, room: int) -> int:
+        """For how many records that wait for parity a server with so many rows has memory; a row
+        waits once, and while one push is made room for, each of its rows counts again."""
+        return 0 if self.code == "none" else max(1, min(room, 2 * rows))
+
     def describe(self, ids_N: np.ndarray) -> str:
         """Rows of an arena as their tables number them.
 

@@ -99,10 +99,10 @@ class ArenaShard:
         else:
             self.stripes_Q, self.index_Q = placement.parity_rows_of(server, spec.rows)
         self.parities_QW = memory.zeros(len(self.stripes_Q), spec.width)
-        rows = max(1, min(room, 2 * len(self.ids_M)))
+        rows = spec.waiting_rows(len(self.ids_M), room)
         self._waiting_at_M = np.full(len(self.ids_M), -1, np.int32)
         self._waiting_slots_C = np.zeros(rows, np.int64)
-        self._before_CW = np.zeros((rows, spec.width), np.float32)
+        self._before_CW = memory.zeros(rows, spec.width)
         self.waiting = 0
         self._queue = GradientQueue(spec.dim, room) if spec.propagation == GRADIENT else None
         self._is_whole_M = np.zeros(0 if self._queue is None else len(self.ids_M), bool)
@@ -122,6 +122,9 @@ class ArenaShard:
                 self._fill_parities(placed, start, min(int(hi), start + _FIRST_ROWS))
         self.is_here_M[:] = True
         self.rows_missing = 0
+        # Touched now, and not for the first time while somebody trains.
+        self._before_CW[:] = 0
+        self._waiting_slots_C[:] = 0
 
     def _fill_parities(self, placed: PlacedTable, start: int, stop: int) -> None:
         table, index_N = placed.table, self.index_Q[start:stop]

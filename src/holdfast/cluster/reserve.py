@@ -58,7 +58,8 @@ class Reserve:
 
 
 def reserve_for(spec: ClusterSpec) -> Reserve:
-    """Enough for the rows and parities of any server, or nothing where memory is scarce."""
+    """Enough for the rows and parities of any server, and for what waits there; or nothing where
+    memory is scarce."""
     size = max(_shard_bytes(spec, server) for server in range(spec.servers))
     return Reserve(size if size <= free_bytes() // 2 else 0)
 
@@ -66,7 +67,8 @@ def reserve_for(spec: ClusterSpec) -> Reserve:
 def _shard_bytes(spec: ClusterSpec, server: int) -> int:
     size = 0
     for arena in spec.arenas:
-        counts = [arena.placement.data_rows(server, arena.rows)]
+        rows = arena.placement.data_rows(server, arena.rows)
+        counts = [rows, arena.waiting_rows(rows, spec.waiting_rows)]
         if arena.code != "none":
             counts.append(arena.placement.parity_rows(server, arena.rows))
         size += sum(_aligned(4 * rows * arena.width) for rows in counts)

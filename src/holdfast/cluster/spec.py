@@ -194,7 +194,7 @@ class ClusterSpec:
     tables: tuple[TableSpec, ...]
     locks: int = 10
     """Ranges that recovery freezes one after the other."""
-    waiting_rows: int = 1 << 15
+    waiting_rows: int = 1 << 16
     """Differences of so many rows of an arena, or so many gradients, may wait at a server before
     updates do."""
     hot: Mapping[str, Any] = field(default_factory=dict, hash=False)

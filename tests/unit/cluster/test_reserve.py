@@ -42,14 +42,14 @@ def test_pieces_are_zeros_of_the_wanted_shape_that_do_not_overlap(
 
 @pytest.mark.parametrize("code", ["xor", "none"])
 @pytest.mark.parametrize("rows", [1, 7, 100])
-def test_any_server_s_rows_and_parities_have_room(rows: int, code: str) -> None:
+def test_any_server_s_rows_and_parities_and_what_waits_have_room(rows: int, code: str) -> None:
     spec = make_spec(rows, 4, code)
     for server in range(spec.servers):
         memory = reserve_for(spec)
         held = memory._bytes_N
         shard = Shard(spec, server, epoch=1, memory=memory)
         for arena in shard.arenas:
-            for rows_MW in (arena.records_MW, arena.parities_QW):
+            for rows_MW in (arena.records_MW, arena.parities_QW, arena._before_CW):
                 assert rows_MW.size == 0 or np.shares_memory(rows_MW, held)
 
 
