@@ -21,9 +21,8 @@ from holdfast.checkpoint.baseline import (
     restore_sizes,
 )
 from holdfast.checkpoint.catalog import Catalog
-from holdfast.checkpoint.save import state_codec_name
 from holdfast.checkpoint.settings import Settings
-from holdfast.checkpoint.strategy import CodecPlan, Strategy, plan_codec
+from holdfast.checkpoint.strategy import CodecPlan, Strategy, plan_codec, state_codec_name
 from holdfast.schema import TableSchema
 
 

@@ -34,7 +34,6 @@ from holdfast.checkpoint import tree
 from holdfast.checkpoint.baseline import SINCE_BASE, CheckpointPlan
 from holdfast.checkpoint.catalog import BASE, CheckpointEntry, SegmentEntry
 from holdfast.checkpoint.checksum import checksum
-from holdfast.checkpoint.codec import Codec
 from holdfast.checkpoint.enter import Entering, enter_checkpoint
 from holdfast.checkpoint.object import DENSE, ROWS, ObjectBuilder
 from holdfast.checkpoint.part import StoredPart
@@ -43,14 +42,11 @@ from holdfast.checkpoint.segment import EncodedSegment, encode_segment
 from holdfast.checkpoint.selection import Selection
 from holdfast.checkpoint.snapshot import DenseState, PartQueue, Staging
 from holdfast.checkpoint.staging import StagingPool
-from holdfast.checkpoint.strategy import CodecPlan
+from holdfast.checkpoint.strategy import CodecPlan, column_codecs, state_codec_name
 from holdfast.checkpoint.writer import FollowingWriter, RunWriter, store_segment
 from holdfast.errors import HoldfastError
 from holdfast.placement import Placement
 from holdfast.schema import TableSchema
-
-# Row state that is never negative, by the names torch.optim gives it.
-_NON_NEGATIVE = frozenset({"sum", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "exp_inf"})
 
 
 class SaveCancelledError(HoldfastError):
@@ -522,17 +518,3 @@ class Save:
             store_s=self._store_s,
             durable_s=self.seconds,
         )
-
-
-def column_codecs(schema: TableSchema, plan: CodecPlan) -> list[Codec]:
-    """The codec of each column of a table."""
-    return [
-        plan.for_column(index, is_non_negative=column.name in _NON_NEGATIVE)
-        for index, column in enumerate(schema.columns)
-    ]
-
-
-def state_codec_name(schemas: Sequence[TableSchema], plan: CodecPlan) -> str:
-    """How row state is stored, for people: every codec in use, or none where there is no state."""
-    names = {codec.name for schema in schemas for codec in column_codecs(schema, plan)[1:]}
-    return "+".join(sorted(names)) or "none"
