@@ -40,6 +40,7 @@ from holdfast import events
 from holdfast.checkpoint import commit as catalogs
 from holdfast.checkpoint import restore as restores
 from holdfast.checkpoint.agreement import Agreement, Decision
+from holdfast.checkpoint.alone import Alone
 from holdfast.checkpoint.catalog import BASE, Catalog, Recovery
 from holdfast.checkpoint.changed import Changed
 from holdfast.checkpoint.extractor import Extractor
@@ -47,12 +48,13 @@ from holdfast.checkpoint.grid import as_extract
 from holdfast.checkpoint.joint import Coordinator, Follower
 from holdfast.checkpoint.load import load_checkpoint, prepare_servers
 from holdfast.checkpoint.lost import LostSamples
+from holdfast.checkpoint.order import make_order
 from holdfast.checkpoint.planner import Planner
 from holdfast.checkpoint.ranks import Ranks, find_ranks
 from holdfast.checkpoint.reader import READER, check_stateful
 from holdfast.checkpoint.retention import as_keep
 from holdfast.checkpoint.run import as_ids
-from holdfast.checkpoint.save import Alone, Committer, Save, make_order
+from holdfast.checkpoint.save import Committer, Save
 from holdfast.checkpoint.schedule import Pls, Schedule
 from holdfast.checkpoint.settings import CANCEL, Settings, make_settings, open_log
 from holdfast.checkpoint.shares import share_of

@@ -31,9 +31,11 @@ from holdfast import events
 from holdfast.checkpoint import commit as catalogs
 from holdfast.checkpoint import restore as restores
 from holdfast.checkpoint import tree
+from holdfast.checkpoint.alone import Alone
 from holdfast.checkpoint.baseline import plan_checkpoint
+from holdfast.checkpoint.order import make_order
 from holdfast.checkpoint.retention import as_keep
-from holdfast.checkpoint.save import Alone, Save, make_order
+from holdfast.checkpoint.save import Save
 from holdfast.checkpoint.selection import Selection
 from holdfast.checkpoint.snapshot import DenseState, take_rows
 from holdfast.checkpoint.staging import BUFFER_BYTES, StagingPool
