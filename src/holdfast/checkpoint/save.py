@@ -12,7 +12,7 @@ Invariants:
 - A failure is kept for the training thread; it is never swallowed.
 
 Not here: what is to be done (order.py), the commit of one process (alone.py) and of many ranks
-(joint.py), what a failure means for training (checkpointer.py).
+(joint.py), what a failure means for training (succession.py).
 """
 
 from __future__ import annotations
@@ -140,6 +140,11 @@ class Save:
     def is_done(self) -> bool:
         """Whether the save is over: committed, cancelled or failed."""
         return self._done.is_set()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the save is over and, as far as is known, not committed."""
+        return self.is_done and self.error is not None
 
     def finish_staging(self, dense: DenseState, stall_s: float) -> None:
         """The snapshot is complete: nothing more will be put into ``parts``."""
