@@ -23,7 +23,6 @@ import functools
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
@@ -51,10 +50,11 @@ from holdfast.checkpoint.schedule import Schedule
 from holdfast.checkpoint.settings import CANCEL, make_settings, open_log
 from holdfast.checkpoint.shares import shares_of
 from holdfast.checkpoint.snapshot import take_dense, take_rows
-from holdfast.checkpoint.staging import StagingPool, default_bytes_max
+from holdfast.checkpoint.staging import default_bytes_max
 from holdfast.checkpoint.succession import Succession
 from holdfast.checkpoint.together import Together
 from holdfast.checkpoint.warm import warm_kernels
+from holdfast.checkpoint.workbench import Workbench
 from holdfast.errors import HoldfastError, InvalidRequestError
 from holdfast.modelstate import ModelState
 from holdfast.pieces import Piece
@@ -90,8 +90,7 @@ class Checkpointer:
         ranks = find_ranks(self.settings.ranks, timeout_s=self.settings.ranks_timeout_s)
         if ranks is not None:
             self.settings.check_ranks(ranks.size)
-        is_replicated = ranks is not None
-        self._state = ModelState(model, optimizer, pieces=pieces, is_replicated=is_replicated)
+        self._state = ModelState(model, optimizer, pieces=pieces, is_replicated=ranks is not None)
         self._extras = dict(extras or {})
         if reader is not None:
             self._extras[READER] = reader
@@ -129,13 +128,11 @@ class Checkpointer:
             self.settings.every, clock=self.settings.clock, part=1.0 if hot is None else hot.r
         )
         full_bytes = self._state.full_bytes()
-        self._pool = StagingPool(
-            self.settings.staging_bytes_max
-            or default_bytes_max(full_bytes, len(self._state.tables))
+        self._bench = Workbench(
+            bytes_max=self.settings.staging_bytes_max
+            or default_bytes_max(full_bytes, len(self._state.tables)),
+            threads=self.settings.threads or restores.default_threads(),
         )
-        self._threads = self.settings.threads or restores.default_threads()
-        self._copiers = ThreadPoolExecutor(self._threads, "holdfast-copy")
-        self._encoders = ThreadPoolExecutor(self._threads, "holdfast-encode")
         self._is_closed = False
         self._lost = LostSamples(
             self.settings.make_meter(), saves_a_round=1 if hot is None else hot.saves_a_round
@@ -145,14 +142,10 @@ class Checkpointer:
             self._lineage, self._writer, changed=self._changed, lost=self._lost
         )
         self._partial = PartialRecovery(
-            self._placement,
-            self._state,
-            writer=self._writer,
-            lineage=self._lineage,
-            lost=self._lost,
+            self._placement, self._state, self._writer, lineage=self._lineage, lost=self._lost
         )
-        has_grid = self._strategy.extract is not None
-        seconds = warm_kernels(codecs, has_grid=has_grid, has_priority=hot is not None)
+        self._has_grid = self._strategy.extract is not None
+        seconds = warm_kernels(codecs, has_grid=self._has_grid, has_priority=hot is not None)
         self._log.emit(events.KernelsCompiled(seconds=seconds))
         last = None if found is None else found.last
         self._log.emit(
@@ -220,10 +213,9 @@ class Checkpointer:
         self._saves.finish()
         with self._extractor.stopped():
             catalog = self._together.same_catalog(self._saves.settle_commit)
-            if step is None and catalog.last is None:
+            wanted = max(catalog.steps, default=None) if step is None else step
+            if wanted is None:
                 return None
-            wanted = catalog.last.step if step is None and catalog.last is not None else step
-            assert wanted is not None
             # Until all ranks are done nobody deletes what others read.
             self._all_together(
                 lambda: self._restore(catalog, wanted, discard_later=discard_later),
@@ -361,7 +353,7 @@ class Checkpointer:
                 step=self._lineage.step,
                 keep=self._keep,
                 rewind_to=self._lineage.rewind_to,
-                has_grid=self._strategy.extract is not None,
+                has_grid=self._has_grid,
                 placement=self._placement,
             )
             with self._extractor.paused():
@@ -370,9 +362,7 @@ class Checkpointer:
                         order,
                         self._writer,
                         committer=committer,
-                        pool=self._pool,
-                        encoders=self._encoders,
-                        depth=self._threads + 1,
+                        bench=self._bench,
                         on_commit=self._on_commit,
                     )
                 )
@@ -383,12 +373,7 @@ class Checkpointer:
                     is_follower=not self._together.commits,
                 )
                 take_rows(
-                    self._state.tables,
-                    own,
-                    selections,
-                    pool=self._pool,
-                    threads=self._copiers,
-                    out=save.parts,
+                    self._state.tables, own, selections, bench=self._bench, out=save.parts
                 )
                 stall_s = time.perf_counter() - started
                 save.finish_staging(dense, stall_s)
@@ -441,8 +426,7 @@ class Checkpointer:
             self._saves.close()
             self._changed.close()
             self._together.leave(is_orderly=is_orderly)
-            self._copiers.shutdown()
-            self._encoders.shutdown()
+            self._bench.close()
             # Its workers should not live as long as a forgotten checkpointer.
             self._reader, self._extras = None, {}
 

@@ -34,8 +34,8 @@ class PartialRecovery:
         self,
         placement: Placement | None,
         state: ModelState,
-        *,
         writer: RunWriter | FollowingWriter,
+        *,
         lineage: Lineage,
         lost: LostSamples,
     ) -> None:

@@ -23,7 +23,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -35,8 +35,8 @@ from holdfast.checkpoint.order import SaveOrder
 from holdfast.checkpoint.part import StoredPart
 from holdfast.checkpoint.segment import EncodedSegment, encode_segment
 from holdfast.checkpoint.snapshot import DenseState, PartQueue, Staging
-from holdfast.checkpoint.staging import StagingPool
 from holdfast.checkpoint.strategy import column_codecs
+from holdfast.checkpoint.workbench import Workbench
 from holdfast.checkpoint.writer import FollowingWriter, RunWriter, store_segment
 from holdfast.errors import HoldfastError
 from holdfast.schema import TableSchema
@@ -97,9 +97,7 @@ class Save:
         writer: RunWriter | FollowingWriter,
         *,
         committer: Committer,
-        pool: StagingPool,
-        encoders: ThreadPoolExecutor,
-        depth: int,
+        bench: Workbench,
         on_commit: Callable[[], None] = lambda: None,
     ) -> None:
         self.stats = SaveStats(step=order.step, kind=order.kind, is_floor=order.entering.is_floor,
@@ -112,9 +110,9 @@ class Save:
         self.is_reported = False
         self._writer = writer
         self._committer = committer
-        self._pool = pool
-        self._encoders = encoders
-        self._depth = depth
+        self._pool = bench.pool
+        self._encoders = bench.encoders
+        self._parts_max = bench.parts_max
         self.on_commit = on_commit
         self._dense: DenseState | None = None
         self._cancelled = threading.Event()
@@ -125,7 +123,7 @@ class Save:
         self._started = time.perf_counter()
         self._encode_s = 0.0
         self._store_s = 0.0
-        pool.begin(on_starved=self._may_encode.set)
+        self._pool.begin(on_starved=self._may_encode.set)
         # Not a daemon: a process that ends waits for its last checkpoint.
         threading.Thread(target=self._run, name=f"holdfast-save-{order.step}").start()
 
@@ -280,7 +278,7 @@ class Save:
         try:
             is_open = True
             while is_open or waiting:
-                if is_open and len(waiting) < self._depth:
+                if is_open and len(waiting) < self._parts_max:
                     # Wait for more only with nothing in hand: the snapshot may be waiting for the
                     # very buffers that are.
                     try:
