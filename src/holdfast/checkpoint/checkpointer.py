@@ -96,7 +96,6 @@ class Checkpointer:
             self._extras[READER] = reader
         for name, item in self._extras.items():
             check_stateful(name, item)
-        self._reader = reader
         self._log = open_log(self.settings)
         self._planner = Planner(self._strategy, self.settings, self._log)
         codecs = self._planner.plan_codec(restores=0)  # a bad one is refused here, not at a save
@@ -125,7 +124,10 @@ class Checkpointer:
         )
         hot = self._strategy.priority
         self._schedule = Schedule(
-            self.settings.every, clock=self.settings.clock, part=1.0 if hot is None else hot.r
+            self.settings.every,
+            clock=self.settings.clock,
+            part=1.0 if hot is None else hot.r,
+            grant=getattr(reader, "grant", None),
         )
         full_bytes = self._state.full_bytes()
         self._bench = Workbench(
@@ -159,7 +161,6 @@ class Checkpointer:
             )
         )
         self._schedule.start(self._lineage.step)
-        self._grant()
 
     # What a training loop calls.
 
@@ -250,7 +251,6 @@ class Checkpointer:
         self._lost.load(loaded.pls)
         self._lineage.restored(step, discards_later=discard_later)
         self._changed.restored(loaded.changed)
-        self._schedule.start(step)
         stats = loaded.stats
         recovery = Recovery(stats.base_bytes, stats.base_s, stats.delta_bytes, stats.delta_s)
         self._writer.note(lambda catalog: catalog.with_restore(recovery))
@@ -263,7 +263,7 @@ class Checkpointer:
                 restores=catalog.restores + 1,
             )
         )
-        self._grant()
+        self._schedule.start(step)
 
     def recover(self, servers: Iterable[int]) -> restores.RestoreStats:
         """Bring back the rows of servers that failed, each as it was saved last; all else goes on.
@@ -296,7 +296,6 @@ class Checkpointer:
         self._check_open()
         self._lineage.step += 1
         self._lost.trained()
-        was_known = self._schedule.steps_left(self._lineage.step) is not None
         is_due = self._schedule.is_due(self._lineage.step)
         try:
             # Of many ranks one that saves now tells its failure there, where the others hear of it.
@@ -306,8 +305,6 @@ class Checkpointer:
         finally:
             if is_due:
                 self._schedule.saved(self._lineage.step)
-            if is_due or not was_known:
-                self._grant()
 
     def save(self) -> Save:
         """Take a checkpoint now; returns when the snapshot is in memory.
@@ -372,9 +369,7 @@ class Checkpointer:
                     pls=self._lost.state_when_saved(),
                     is_follower=not self._together.commits,
                 )
-                take_rows(
-                    self._state.tables, own, selections, bench=self._bench, out=save.parts
-                )
+                take_rows(self._state.tables, own, selections, bench=self._bench, out=save.parts)
                 stall_s = time.perf_counter() - started
                 save.finish_staging(dense, stall_s)
         except BaseException as error:
@@ -428,7 +423,8 @@ class Checkpointer:
             self._together.leave(is_orderly=is_orderly)
             self._bench.close()
             # Its workers should not live as long as a forgotten checkpointer.
-            self._reader, self._extras = None, {}
+            self._extras = {}
+            self._schedule.close()
 
     def __enter__(self) -> Self:
         return self
@@ -482,10 +478,3 @@ class Checkpointer:
     def _check_open(self) -> None:
         if self._is_closed:
             raise InvalidRequestError("the checkpointer is closed", todo="make a new one")
-
-    def _grant(self) -> None:
-        """Tell the reader how many batches to read until the next checkpoint."""
-        grant = getattr(self._reader, "grant", None)
-        left = self._schedule.steps_left(self._lineage.step)
-        if grant is not None and left is not None:
-            grant(left)
