@@ -332,7 +332,7 @@ def test_failed_save_is_reported_at_the_next_step_which_still_counts(tmp_path: P
     with plot.checkpointer(faulty, model) as ck:
         train(model, range(1), ck.step)
         ck.save()
-        while ck._running is not None and not ck._running.is_done:
+        while ck._saves.running is not None and not ck._saves.running.is_done:
             pass
         with pytest.raises(hf.UnavailableError, match="injected outage"):
             train(model, range(1, 2), ck.step)

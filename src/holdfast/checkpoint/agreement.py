@@ -77,6 +77,10 @@ class Decision:
         )
 
 
+Decided = tuple[Decision, tuple[TableSchema, ...]]
+"""What is saved, and of which tables: those of all ranks."""
+
+
 def describe(tables: Sequence[Table]) -> bytes:
     """What a rank holds, as a message: its stored tables, and which of their rows."""
     found = []

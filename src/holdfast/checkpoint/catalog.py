@@ -323,6 +323,11 @@ class Catalog:
         )
         return rewound.without_dead()
 
+    def with_restore(self, recovery: Recovery) -> Self:
+        """This catalog with one restore more; what the last two took is kept."""
+        recoveries = (*self.recoveries, recovery)[-2:]
+        return dataclasses.replace(self, restores=self.restores + 1, recoveries=recoveries)
+
     def keeping(self, steps: frozenset[int]) -> Self:
         """This catalog with only these checkpoints, and only what they need."""
         kept = tuple(entry for entry in self.checkpoints if entry.step in steps)

@@ -16,17 +16,20 @@ Not here: whether a base or a delta is taken (baseline.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import torch
 
 from holdfast.checkpoint.baseline import SINCE_BASE, CheckpointPlan, deltas_since
 from holdfast.checkpoint.catalog import BASE
 from holdfast.checkpoint.chooser import make_chooser
+from holdfast.checkpoint.run import as_ids
 from holdfast.checkpoint.selection import Selection
 from holdfast.checkpoint.strategy import Strategy
 from holdfast.checkpoint.tracker import LOOKUP, Marks, SinceBase, make_tracker
 from holdfast.checkpoint.unseen import Canary, check_lookups_suffice
+from holdfast.errors import InvalidRequestError
 from holdfast.kernels import bitmap
 from holdfast.modelstate import ModelState
 from holdfast.placement import Placement
@@ -94,10 +97,22 @@ class Changed:
         rows = self._since_base.rows
         return sum(rows.get(t.name, 0) * t.schema().row_bytes for t in self._state.tables)
 
-    def mark(self, table: str, ids_N: np.ndarray) -> None:
-        """Declare rows changed."""
-        if self.has_deltas:
-            self._tracker.mark(table, ids_N)
+    def mark(self, table: str, ids: Sequence[int] | np.ndarray | torch.Tensor) -> None:
+        """Declare rows changed, by their global ids; those that others hold are theirs to declare.
+
+        Raises:
+            InvalidRequestError: no such table, or ids outside it.
+        """
+        held = [found for found in self._state.tables if found.whole_name == table]
+        if not held:
+            known = sorted({found.whole_name for found in self._state.tables})
+            raise InvalidRequestError("no such table", table=table, tables=known)
+        if isinstance(ids, torch.Tensor):
+            ids = ids.detach().cpu().numpy().reshape(-1)
+        for found in held:
+            local_N = found.piece.local_of(as_ids(ids, found.schema()))
+            if self.has_deltas:
+                self._tracker.mark(found.name, local_N[local_N >= 0])
 
     def select(self, plan: CheckpointPlan) -> list[Selection]:
         """The rows that a checkpoint takes, by table; claimed until ``settle``.

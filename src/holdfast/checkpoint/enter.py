@@ -1,6 +1,6 @@
 """Enter a checkpoint in the catalog: the commit of one writer's rows, or of many writers'.
 
-The one place where a checkpoint comes to exist, whoever stored its rows: a process (save.py), many
+The one place where a checkpoint comes to exist, whoever stored its rows: a process (alone.py), many
 ranks (joint.py) or the servers of a cluster (cluster/clustersave.py).
 
 Invariants:

@@ -27,11 +27,12 @@ from typing import Any
 
 from holdfast.checkpoint import tree
 from holdfast.checkpoint.agreement import Decision
+from holdfast.checkpoint.alone import commit_parts
 from holdfast.checkpoint.mailbox import Watch
 from holdfast.checkpoint.object import ROWS, object_name
 from holdfast.checkpoint.part import StoredPart, joined
 from holdfast.checkpoint.ranks import Ranks
-from holdfast.checkpoint.save import Save, SaveCancelledError, commit_parts
+from holdfast.checkpoint.save import Save, SaveCancelledError
 from holdfast.checkpoint.snapshot import DenseState
 from holdfast.checkpoint.writer import FollowingWriter, RunWriter
 from holdfast.errors import HoldfastError, UnavailableError

@@ -5,13 +5,14 @@ Invariants:
 - After an error the model is partly overwritten; the checkpointer then refuses to save it.
 - What a checkpoint does not know (None: one imported from another program) stays as it is.
 
-Not here: reading and decoding rows (restore.py), which step to load (checkpointer.py).
+Not here: reading and decoding rows (restore.py), which step to load (checkpointer.py), the rows of
+some servers alone (partial.py).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,6 @@ from holdfast.checkpoint.tracker import Marks
 from holdfast.errors import CorruptDataError, HoldfastError, InvalidRequestError
 from holdfast.kernels import bitmap
 from holdfast.modelstate import ModelState
-from holdfast.placement import Placement
 from holdfast.storage.base import Storage
 
 
@@ -173,39 +173,3 @@ def _load_rows(
     for table in state.tables:
         table.load_arrays(arrays[table.name])
     return changed, stats
-
-
-def prepare_servers(
-    storage: Storage,
-    catalog: Catalog,
-    entry: CheckpointEntry,
-    state: ModelState,
-    placement: Placement,
-    servers: Sequence[int],
-) -> Callable[[], restore.RestoreStats]:
-    """What brings back the rows of some servers as of a checkpoint, and changes no others.
-
-    Nothing is overwritten before the answer is called.
-
-    Raises:
-        InvalidRequestError: the rows of these servers are not stored apart.
-    """
-    if catalog.shards is not None and catalog.shards.placement != placement:
-        raise InvalidRequestError(
-            "the rows are stored apart by other servers",
-            stored=catalog.shards.placement,
-            given=placement,
-            todo="save once with these servers, or restore the whole model",
-        )
-    state.check_parameters()
-    state.check_schemas(catalog.schema_of(entry))
-    restore.check_complete(catalog, entry.step, servers)
-
-    def load() -> restore.RestoreStats:
-        targets = {table.name: table.arrays() for table in state.tables}
-        stats = restore.restore_rows(storage, catalog, entry.step, targets, servers=servers)
-        for table in state.tables:
-            table.load_arrays(targets[table.name])
-        return stats
-
-    return load

@@ -1,16 +1,22 @@
 """What the next checkpoint of a run is: base or delta, in which codecs, by the run's history.
 
+    catalog + lineage -> history -> plan, codecs -> Decision: what every rank then carries out
+
 Joins the pure deciders (baseline.py, bitwidth.py, strategy.py) with what one process knows and they
 cannot: what it has said last, and sizes that are worked out ahead of a stall.
 
 Invariant: of many ranks only the one that commits plans, so that there is one opinion.
+
+Not here: which history the model has (lineage.py), how ranks hear of a decision (agreement.py).
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 
 from holdfast import events
+from holdfast.checkpoint.agreement import Decided, Decision
 from holdfast.checkpoint.baseline import (
     CheckpointPlan,
     Gathered,
@@ -21,9 +27,10 @@ from holdfast.checkpoint.baseline import (
     restore_sizes,
 )
 from holdfast.checkpoint.catalog import Catalog
-from holdfast.checkpoint.save import state_codec_name
+from holdfast.checkpoint.lineage import Lineage
 from holdfast.checkpoint.settings import Settings
-from holdfast.checkpoint.strategy import CodecPlan, Strategy, plan_codec
+from holdfast.checkpoint.strategy import CodecPlan, Strategy, plan_codec, state_codec_name
+from holdfast.checkpoint.writer import RunWriter
 from holdfast.schema import TableSchema
 
 
@@ -52,7 +59,44 @@ class Planner:
             table=settings.bits_table,
         )
 
-    def choose_codecs(self, restores: int, schemas: Sequence[TableSchema]) -> CodecPlan:
+    def decide(
+        self,
+        writer: RunWriter,
+        schemas: tuple[TableSchema, ...],
+        changed_bytes: int,
+        *,
+        lineage: Lineage,
+        is_saved: bool,
+    ) -> Decided:
+        """What is saved now, and of which tables; ``changed_bytes`` is what rows committed since
+        the base take in fp32, ``is_saved`` whether this very step is committed already.
+
+        Raises:
+            InvalidRequestError: the run holds checkpoints that the model does not descend from.
+        """
+        catalog = writer.catalog
+        history = catalog if is_saved else lineage.history(catalog, url=writer.storage.url)
+        if history.last is not None:
+            known = history.schema_of(history.last)
+            # The order of tables is another on ranks; it means nothing.
+            schemas = known if set(known) == set(schemas) else schemas
+        decision = Decision(
+            plan=self._plan(
+                history,
+                schemas,
+                changed_bytes=changed_bytes,
+                is_rewinding=lineage.discards_later,
+            ),
+            codecs=self._choose_codecs(history.restores, schemas),
+            base=history.last.base if history.last is not None else lineage.step,
+            at=lineage.at,
+            number=writer.next_number,
+            token=secrets.token_hex(4),
+            is_saved=is_saved,
+        )
+        return decision, schemas
+
+    def _choose_codecs(self, restores: int, schemas: Sequence[TableSchema]) -> CodecPlan:
         """The codecs of the next checkpoint; a change is told."""
         plan = self.plan_codec(restores=restores)
         if plan != self._codecs:
@@ -66,7 +110,7 @@ class Planner:
             )
         return plan
 
-    def plan(
+    def _plan(
         self,
         history: Catalog,
         schemas: tuple[TableSchema, ...],
@@ -74,7 +118,6 @@ class Planner:
         changed_bytes: int,
         is_rewinding: bool,
     ) -> CheckpointPlan:
-        """Base or delta; ``changed_bytes`` is what rows committed since the base take in fp32."""
         last = history.last
         if last is None:
             return plan_checkpoint(self._strategy.base, None)

@@ -1,56 +1,45 @@
-"""The background half of a save: encode, store, commit, then let old checkpoints go.
+"""The background half of a save: encode and store rows, then have them committed.
 
-    staged parts -> codec (threads) -> segments -> objects -> catalog -> retention -> deletion
+    SaveOrder + staged parts -> codec (threads) -> segments -> object -> Committer -> over
 
 Encoding starts when the snapshot is complete, so that it does not take processor time from the
 stall, or at once where the staging buffer is too small for the snapshot. Encoding one part overlaps
-with storing the one before. The catalog is committed last; only after that is anything deleted.
+with storing the one before. The committer comes last; only after the commit is anything deleted.
 
 Invariants:
 - Until the commit nothing that existed before is touched; after it nothing can undo it.
 - Whatever happens, every staging buffer goes back to the pool.
 - A failure is kept for the training thread; it is never swallowed.
 
-Not here: when to save and what a failure means for training (checkpointer.py), how many ranks
-commit together (joint.py).
+Not here: what is to be done (order.py), the commit of one process (alone.py) and of many ranks
+(joint.py), what a failure means for training (succession.py).
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 from holdfast import events
-from holdfast.checkpoint import tree
-from holdfast.checkpoint.baseline import SINCE_BASE, CheckpointPlan
-from holdfast.checkpoint.catalog import BASE, CheckpointEntry, SegmentEntry
-from holdfast.checkpoint.checksum import checksum
-from holdfast.checkpoint.codec import Codec
-from holdfast.checkpoint.enter import Entering, enter_checkpoint
-from holdfast.checkpoint.object import DENSE, ROWS, ObjectBuilder
+from holdfast.checkpoint.catalog import CheckpointEntry, SegmentEntry
+from holdfast.checkpoint.object import ROWS, ObjectBuilder
+from holdfast.checkpoint.order import SaveOrder
 from holdfast.checkpoint.part import StoredPart
-from holdfast.checkpoint.retention import Keep
 from holdfast.checkpoint.segment import EncodedSegment, encode_segment
-from holdfast.checkpoint.selection import Selection
 from holdfast.checkpoint.snapshot import DenseState, PartQueue, Staging
-from holdfast.checkpoint.staging import StagingPool
-from holdfast.checkpoint.strategy import CodecPlan
+from holdfast.checkpoint.strategy import column_codecs
+from holdfast.checkpoint.workbench import Workbench
 from holdfast.checkpoint.writer import FollowingWriter, RunWriter, store_segment
 from holdfast.errors import HoldfastError
-from holdfast.placement import Placement
 from holdfast.schema import TableSchema
-
-# Row state that is never negative, by the names torch.optim gives it.
-_NON_NEGATIVE = frozenset({"sum", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "exp_inf"})
 
 
 class SaveCancelledError(HoldfastError):
@@ -72,64 +61,6 @@ class SaveStats:
     encode_s: float = 0.0
     store_s: float = 0.0
     durable_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class SaveOrder:
-    """Everything the background half needs to know of a save, fixed when it starts.
-
-    ``rewind_to`` is the step after which everything is let go, because training went on from there.
-    ``schemas`` are of all tables, also of those that only other ranks hold; ``rows`` and
-    ``staged_bytes`` are what this process saves.
-    """
-
-    rewind_to: int | None
-    step: int
-    kind: str
-    base: int
-    replaces_since: int | None
-    is_floor: bool
-    reason: str
-    schemas: tuple[TableSchema, ...]
-    codecs: CodecPlan
-    rows: int
-    staged_bytes: int
-    keep: Keep
-    has_grid: bool
-    placement: Placement | None
-
-
-def make_order(
-    plan: CheckpointPlan,
-    *,
-    base: int,
-    rewind_to: int | None,
-    schemas: tuple[TableSchema, ...],
-    codecs: CodecPlan,
-    selections: Sequence[tuple[TableSchema, Selection]],
-    step: int,
-    keep: Keep,
-    has_grid: bool,
-    placement: Placement | None = None,
-) -> SaveOrder:
-    """What the background half is to do; ``base`` is the step of the run's last base."""
-    counts = [(selection.rows, schema.row_bytes) for schema, selection in selections]
-    return SaveOrder(
-        rewind_to=rewind_to,
-        step=step,
-        kind=plan.kind,
-        base=step if plan.kind == BASE else base,
-        replaces_since=base if plan.since == SINCE_BASE else None,
-        is_floor=plan.is_floor,
-        reason=plan.reason,
-        schemas=schemas,
-        codecs=codecs,
-        rows=sum(rows for rows, _ in counts),
-        staged_bytes=sum(rows * row_bytes for rows, row_bytes in counts),
-        keep=keep,
-        has_grid=has_grid,
-        placement=placement,
-    )
 
 
 class Committer(Protocol):
@@ -157,91 +88,6 @@ class Committer(Protocol):
         ...
 
 
-class Alone:
-    """The committer of a process that trains by itself."""
-
-    rows_object: str | None = None
-
-    def __init__(self, writer: RunWriter) -> None:
-        self._writer = writer
-
-    def taking_part(self) -> AbstractContextManager[None]:
-        """Nobody else does."""
-        return contextlib.nullcontext()
-
-    def finish(self, save: Save, part: StoredPart, dense: DenseState) -> None:
-        """Commit."""
-        commit_parts(self._writer, save, part, dense)
-
-    def give_up(self, error: BaseException) -> None:
-        """Nobody waits for it."""
-
-
-def commit_parts(
-    writer: RunWriter,
-    save: Save,
-    part: StoredPart,
-    dense: DenseState,
-    own: Sequence[bytes] = (),
-) -> None:
-    """Store dense state and commit a checkpoint whose rows are durable; ``own`` is what each of
-    many ranks has of its own.
-
-    Raises:
-        HoldfastError: it is not committed, or that is not known.
-    """
-    objects = list(part.objects)
-    try:
-        # Dense state has an object of its own: it dies with its checkpoint, while the rows of a
-        # base are needed as long as its deltas are.
-        with save.new_object(DENSE, objects) as builder:
-            data = tree.to_bytes(dense.structure, dense.tensors)
-            extent = builder.append(DENSE, "dense", (data,), checksum(data))
-            ranks = tuple(
-                builder.append(DENSE, f"rank-{rank}", (state,), checksum(state))
-                for rank, state in enumerate(own)
-            )
-            save.check_cancelled()
-        order = save.order
-        entry = CheckpointEntry(
-            step=order.step,
-            ordinal=0,
-            kind=order.kind,
-            base=order.base,
-            schema=0,
-            time=writer.clock(),
-            codec=order.codecs.weights.name,
-            state_codec=state_codec_name(order.schemas, order.codecs),
-            rows=sum(segment.rows for segment in part.segments),
-            row_bytes=sum(segment.extent.bytes for segment in part.segments),
-            bytes=sum(size for _, size in objects),
-            full_bytes=sum(t.rows * t.row_bytes for t in order.schemas) + dense.bytes,
-            stall_s=part.stall_s,
-            reason=order.reason,
-            dense=extent,
-            build_s=save.seconds,
-            ranks=ranks,
-        )
-        entering = Entering(
-            schemas=order.schemas,
-            keep=order.keep,
-            replaces_since=order.replaces_since,
-            rewind_to=order.rewind_to,
-            is_floor=order.is_floor,
-            has_grid=order.has_grid,
-            placement=order.placement,
-        )
-        entered = enter_checkpoint(
-            writer, entry, part.segments, tuple(objects), entering, on_entry=save.expect
-        )
-    except BaseException:
-        writer.forget(name for name, _ in objects)
-        raise
-    save.committed(bytes_=entry.bytes, full_bytes=entry.full_bytes)
-    entered.tell(writer.log, durable_s=save.stats.durable_s)
-    save.on_commit()
-
-
 class Save:
     """A save under way: its snapshot is taken, the rest happens in the background."""
 
@@ -251,12 +97,10 @@ class Save:
         writer: RunWriter | FollowingWriter,
         *,
         committer: Committer,
-        pool: StagingPool,
-        encoders: ThreadPoolExecutor,
-        depth: int,
+        bench: Workbench,
         on_commit: Callable[[], None] = lambda: None,
     ) -> None:
-        self.stats = SaveStats(step=order.step, kind=order.kind, is_floor=order.is_floor,
+        self.stats = SaveStats(step=order.step, kind=order.kind, is_floor=order.entering.is_floor,
                                rows=order.rows, staged_bytes=order.staged_bytes)  # fmt: skip
         self.order = order
         self.parts: PartQueue = queue.SimpleQueue()
@@ -266,9 +110,9 @@ class Save:
         self.is_reported = False
         self._writer = writer
         self._committer = committer
-        self._pool = pool
-        self._encoders = encoders
-        self._depth = depth
+        self._pool = bench.pool
+        self._encoders = bench.encoders
+        self._parts_max = bench.parts_max
         self.on_commit = on_commit
         self._dense: DenseState | None = None
         self._cancelled = threading.Event()
@@ -279,7 +123,7 @@ class Save:
         self._started = time.perf_counter()
         self._encode_s = 0.0
         self._store_s = 0.0
-        pool.begin(on_starved=self._may_encode.set)
+        self._pool.begin(on_starved=self._may_encode.set)
         # Not a daemon: a process that ends waits for its last checkpoint.
         threading.Thread(target=self._run, name=f"holdfast-save-{order.step}").start()
 
@@ -294,6 +138,11 @@ class Save:
     def is_done(self) -> bool:
         """Whether the save is over: committed, cancelled or failed."""
         return self._done.is_set()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the save is over and, as far as is known, not committed."""
+        return self.is_done and self.error is not None
 
     def finish_staging(self, dense: DenseState, stall_s: float) -> None:
         """The snapshot is complete: nothing more will be put into ``parts``."""
@@ -429,7 +278,7 @@ class Save:
         try:
             is_open = True
             while is_open or waiting:
-                if is_open and len(waiting) < self._depth:
+                if is_open and len(waiting) < self._parts_max:
                     # Wait for more only with nothing in hand: the snapshot may be waiting for the
                     # very buffers that are.
                     try:
@@ -478,7 +327,7 @@ class Save:
             staged.ids(),
             staged.columns,
             column_codecs(staged.schema, self.order.codecs),
-            has_filter=self.order.has_grid,
+            has_filter=self.order.entering.has_grid,
         )
         return encoded, time.perf_counter() - started
 
@@ -522,17 +371,3 @@ class Save:
             store_s=self._store_s,
             durable_s=self.seconds,
         )
-
-
-def column_codecs(schema: TableSchema, plan: CodecPlan) -> list[Codec]:
-    """The codec of each column of a table."""
-    return [
-        plan.for_column(index, is_non_negative=column.name in _NON_NEGATIVE)
-        for index, column in enumerate(schema.columns)
-    ]
-
-
-def state_codec_name(schemas: Sequence[TableSchema], plan: CodecPlan) -> str:
-    """How row state is stored, for people: every codec in use, or none where there is no state."""
-    names = {codec.name for schema in schemas for codec in column_codecs(schema, plan)[1:]}
-    return "+".join(sorted(names)) or "none"

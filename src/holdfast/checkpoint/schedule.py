@@ -6,6 +6,8 @@ the next checkpoint.
 
 Invariants:
 - A step is due only if it was announced: once ``steps_left`` is known it counts down to zero.
+- A reader is granted the steps until the next checkpoint as soon as they are known, and not before
+  the one that is due has been taken.
 
 Not here: the equations (plan/), what is saved (selection.py).
 """
@@ -62,12 +64,19 @@ class Schedule:
     """Tells when a checkpoint is due; ``part`` of the interval where only a part is saved."""
 
     def __init__(
-        self, every: int | Pls | None, *, clock: Callable[[], float], part: float = 1.0
+        self,
+        every: int | Pls | None,
+        *,
+        clock: Callable[[], float],
+        part: float = 1.0,
+        grant: Callable[[int], object] | None = None,
     ) -> None:
+        """``grant`` tells a reader how many batches to read until the next checkpoint."""
         self._pls = every if isinstance(every, Pls) else None
         self._steps = None if every is None or isinstance(every, Pls) else int(every)
         self._part = part
         self._clock = clock
+        self._grant = grant
         self._timed_from = (0, clock())
         self._due: int | None = None
 
@@ -75,6 +84,7 @@ class Schedule:
         """Training begins, or goes on, at a step."""
         self._timed_from = (step, self._clock())
         self._due = self._next_multiple(step)
+        self._tell(step)
 
     def _next_multiple(self, step: int) -> int | None:
         return None if self._steps is None else (step // self._steps + 1) * self._steps
@@ -83,6 +93,7 @@ class Schedule:
         """Whether to save after this step."""
         if self._due is None:
             self._announce(step)
+            self._tell(step)
         return self._due is not None and step >= self._due
 
     def steps_left(self, step: int) -> int | None:
@@ -93,6 +104,16 @@ class Schedule:
         """A checkpoint was begun that was due at this step."""
         self._due = self._next_multiple(step)
         self._announce(step)
+        self._tell(step)
+
+    def close(self) -> None:
+        """Let go of the reader."""
+        self._grant = None
+
+    def _tell(self, step: int) -> None:
+        left = self.steps_left(step)
+        if self._grant is not None and left is not None:
+            self._grant(left)
 
     def _announce(self, step: int) -> None:
         first, started = self._timed_from

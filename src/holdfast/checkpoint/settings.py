@@ -12,11 +12,11 @@ from typing import Any
 from holdfast import events
 from holdfast.checkpoint.bitwidth import PAPER_TABLE, BitsFor, FailureEstimate
 from holdfast.checkpoint.codec import Codec
-from holdfast.checkpoint.grid import Extract
+from holdfast.checkpoint.grid import Extract, as_extract
 from holdfast.checkpoint.priority import Priority
 from holdfast.checkpoint.retention import Keep
 from holdfast.checkpoint.schedule import Pls, check_every
-from holdfast.checkpoint.strategy import Strategy
+from holdfast.checkpoint.strategy import Strategy, as_strategy
 from holdfast.checkpoint.tracker import LOOKUP
 from holdfast.errors import InvalidRequestError
 from holdfast.placement import Placement
@@ -74,6 +74,33 @@ class Settings:
         if servers is None and isinstance(self.every, Pls):
             servers = self.every.servers
         return Placement(servers) if isinstance(servers, int) else servers
+
+    def make_strategy(self) -> Strategy:
+        """The strategy, with what was chosen by itself in place of its own choices.
+
+        Raises:
+            InvalidRequestError: there is none of this name, or the choices do not go together.
+        """
+        strategy = as_strategy(self.strategy)
+        if self.extract is not None:
+            strategy = dataclasses.replace(strategy, extract=as_extract(self.extract))
+        if self.priority is not None:
+            strategy = dataclasses.replace(strategy, priority=self.priority)
+        return strategy
+
+    def check_ranks(self, ranks: int) -> None:
+        """Refuse what many ranks could not agree on.
+
+        Raises:
+            InvalidRequestError: says what to do.
+        """
+        if isinstance(self.every, Pls) or self.placement is not None:
+            raise InvalidRequestError(
+                "servers= and every=Pls(...) are for one process; of many ranks each would count "
+                "for itself",
+                ranks=ranks,
+                todo="give every= as a number of steps, and leave servers= out",
+            )
 
     def make_meter(self) -> PlsMeter | None:
         """What counts lost samples, where it is known of how many; a step is a sample here."""

@@ -10,7 +10,10 @@ and the ranks.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from holdfast.pieces import Piece
+from holdfast.tables import Table
 
 SMALL_BYTES = 1 << 20
 
@@ -29,3 +32,8 @@ def share_of(piece: Piece, *, rank: int, ranks: int) -> range:
     if 4 * rows * len(piece.floats) < SMALL_BYTES:
         return range(rows if rank == 0 else 0)
     return range(rows * rank // ranks, rows * (rank + 1) // ranks)
+
+
+def shares_of(tables: Iterable[Table], *, rank: int, ranks: int) -> dict[str, range]:
+    """The local rows that a rank writes, by table."""
+    return {table.name: share_of(table.piece, rank=rank, ranks=ranks) for table in tables}

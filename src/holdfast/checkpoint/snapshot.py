@@ -18,7 +18,7 @@ import queue
 import random
 from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,8 @@ import torch
 
 from holdfast.checkpoint import tree
 from holdfast.checkpoint.selection import RowPart, Selection
-from holdfast.checkpoint.staging import BUFFER_BYTES, Buffer, StagingPool
+from holdfast.checkpoint.staging import BUFFER_BYTES, Buffer
+from holdfast.checkpoint.workbench import Workbench
 from holdfast.errors import InvalidRequestError
 from holdfast.modelstate import ModelState
 from holdfast.pieces import Piece
@@ -107,8 +108,7 @@ def take_rows(
     schemas: Sequence[TableSchema],
     selections: Sequence[Selection],
     *,
-    pool: StagingPool,
-    threads: ThreadPoolExecutor,
+    bench: Workbench,
     out: PartQueue,
 ) -> None:
     """Copy the selected rows, part by part, and hand each to the writer as soon as it is copied.
@@ -121,8 +121,8 @@ def take_rows(
         rows_max = max(1, BUFFER_BYTES // schema.row_bytes)
         present = {column.name for column in table.schema().columns}
         for part in selection.parts(rows_max):
-            buffer = pool.acquire(part.rows * schema.row_bytes)
-            copy = threads.submit(_copy, table, schema, present, part, buffer)
+            buffer = bench.pool.acquire(part.rows * schema.row_bytes)
+            copy = bench.copiers.submit(_copy, table, schema, present, part, buffer)
             out.put(Staging(buffer, copy))
             copies.append(copy)
             while copies[0].done() and len(copies) > 1:

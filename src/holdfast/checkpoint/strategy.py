@@ -11,6 +11,10 @@ from holdfast.checkpoint.codec import Codec, parse_codec
 from holdfast.checkpoint.grid import Extract
 from holdfast.checkpoint.priority import MFU, SCAR, SSU, Priority
 from holdfast.errors import InvalidRequestError
+from holdfast.schema import TableSchema
+
+# Row state that is never negative, by the names torch.optim gives it.
+_NON_NEGATIVE = frozenset({"sum", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "exp_inf"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,20 @@ def default_state_codec(weights: Codec, *, is_non_negative: bool) -> Codec:
     if is_non_negative and weights.bits <= MAX_BITS:
         return parse_codec(f"log{weights.bits}")
     return parse_codec("bf16")
+
+
+def column_codecs(schema: TableSchema, plan: CodecPlan) -> list[Codec]:
+    """The codec of each column of a table."""
+    return [
+        plan.for_column(index, is_non_negative=column.name in _NON_NEGATIVE)
+        for index, column in enumerate(schema.columns)
+    ]
+
+
+def state_codec_name(schemas: Sequence[TableSchema], plan: CodecPlan) -> str:
+    """How row state is stored, for people: every codec in use, or none where there is no state."""
+    names = {codec.name for schema in schemas for codec in column_codecs(schema, plan)[1:]}
+    return "+".join(sorted(names)) or "none"
 
 
 def plan_codec(

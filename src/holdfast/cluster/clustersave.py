@@ -30,8 +30,7 @@ from holdfast.checkpoint.object import DENSE, ROWS, object_name
 from holdfast.checkpoint.part import entry_from_json
 from holdfast.checkpoint.priority import Priority, large_tables
 from holdfast.checkpoint.retention import Keep
-from holdfast.checkpoint.save import column_codecs, state_codec_name
-from holdfast.checkpoint.strategy import CodecPlan
+from holdfast.checkpoint.strategy import CodecPlan, column_codecs, state_codec_name
 from holdfast.checkpoint.writer import RunWriter
 from holdfast.cluster.cluster import Cluster
 from holdfast.cluster.dense import NAME as NETWORKS

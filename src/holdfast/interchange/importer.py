@@ -19,7 +19,6 @@ import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,13 +30,16 @@ from holdfast import events
 from holdfast.checkpoint import commit as catalogs
 from holdfast.checkpoint import restore as restores
 from holdfast.checkpoint import tree
+from holdfast.checkpoint.alone import Alone
 from holdfast.checkpoint.baseline import plan_checkpoint
+from holdfast.checkpoint.order import make_order
 from holdfast.checkpoint.retention import as_keep
-from holdfast.checkpoint.save import Alone, Save, make_order
+from holdfast.checkpoint.save import Save
 from holdfast.checkpoint.selection import Selection
 from holdfast.checkpoint.snapshot import DenseState, take_rows
-from holdfast.checkpoint.staging import BUFFER_BYTES, StagingPool
+from holdfast.checkpoint.staging import BUFFER_BYTES
 from holdfast.checkpoint.strategy import plan_codec
+from holdfast.checkpoint.workbench import Workbench
 from holdfast.checkpoint.writer import RunWriter
 from holdfast.errors import CorruptDataError, InvalidRequestError
 from holdfast.interchange.adopt import (
@@ -246,15 +248,12 @@ def _write(
         keep=as_keep(None),
         has_grid=False,
     )
-    threads = restores.default_threads()
-    pool = StagingPool(_STAGING_BUFFERS * BUFFER_BYTES)
-    with ThreadPoolExecutor(threads) as copiers, ThreadPoolExecutor(threads) as encoders:
-        save = Save(
-            order, writer, committer=Alone(writer), pool=pool, encoders=encoders, depth=threads + 1
-        )
+    bytes_max = _STAGING_BUFFERS * BUFFER_BYTES
+    with Workbench(bytes_max=bytes_max, threads=restores.default_threads()) as bench:
+        save = Save(order, writer, committer=Alone(writer), bench=bench)
         try:
             rows: Any = [_Rows(table) for table in adopted.tables]
-            take_rows(rows, schemas, selections, pool=pool, threads=copiers, out=save.parts)
+            take_rows(rows, schemas, selections, bench=bench, out=save.parts)
             save.finish_staging(dense, 0.0)
         except BaseException as error:
             save.abandon(error)

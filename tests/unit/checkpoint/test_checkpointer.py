@@ -280,7 +280,7 @@ def test_staging_smaller_than_the_model_still_saves_everything(tmp_path: Path) -
     ) as ck:
         train_steps(model, optimizers, range(1), rows=300_000, after=ck.step)
         ck.save().durable()
-        assert ck._pool.bytes_held < 3 * (8 << 20) < ck._state.full_bytes() * 2
+        assert ck._bench.pool.bytes_held < 3 * (8 << 20) < ck._state.full_bytes() * 2
         expected = fingerprint(model, optimizers)
         ck.restore(1)
         assert fingerprint(model, optimizers) == expected

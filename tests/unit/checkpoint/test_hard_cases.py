@@ -237,8 +237,8 @@ def test_reported_failure_neither_loses_a_step_nor_starves_the_reader(tmp_path: 
                     failures += 1
 
             train_steps(model, optimizers, range(step, step + 1), after=count)
-            if ck._running is not None:
-                ck._running.wait()
+            if ck._saves.running is not None:
+                ck._saves.running.wait()
         assert failures == 1
         assert ck.current_step == 8
         assert grants == [2] * 5

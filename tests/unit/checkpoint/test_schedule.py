@@ -80,6 +80,25 @@ def test_interval_shorter_than_a_step_saves_at_every_step() -> None:
     assert due[0] == STEPS_TIMED + 1
 
 
+def test_a_reader_is_granted_the_steps_until_the_next_checkpoint_once_they_are_known() -> None:
+    clock = Clock()
+    granted: list[int] = []
+    schedule = Schedule(4, clock=clock, grant=granted.append)
+    schedule.start(1)
+    assert run(schedule, clock, 1, 9, step_s=1) == [4, 8]
+    assert granted == [3, 4, 4]
+    schedule.close()
+    schedule.start(9)
+    assert len(granted) == 3
+    granted.clear()
+    schedule = Schedule(hf.Pls(0.1, mtbf_h=0.25, servers=8), clock=clock, grant=granted.append)
+    schedule.start(0)
+    run(schedule, clock, 0, STEPS_TIMED - 1, step_s=6)
+    assert not granted  # nobody knows yet how long a step takes
+    run(schedule, clock, STEPS_TIMED - 1, STEPS_TIMED + 241, step_s=6)
+    assert granted == [240, 240]
+
+
 @pytest.mark.parametrize(
     "wrong", [
         {"target": 0}, {"target": 1.5}, {"target": float("nan")}, {"target": "much"},

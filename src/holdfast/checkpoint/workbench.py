@@ -1,0 +1,38 @@
+"""The workbench of a process that saves: memory and threads, kept from save to save.
+
+    snapshot: copiers fill buffers of the pool -> save: encoders empty them
+
+Copying and encoding have threads of their own: a snapshot, for which training stands still, never
+waits for a thread that encodes.
+
+Not here: how much memory that may be (staging.py), what is done with it (snapshot.py, save.py).
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Self
+
+from holdfast.checkpoint.staging import StagingPool
+
+
+class Workbench:
+    """What snapshots are copied with and saves are encoded with."""
+
+    def __init__(self, *, bytes_max: int, threads: int) -> None:
+        self.pool = StagingPool(bytes_max)
+        self.copiers = ThreadPoolExecutor(threads, "holdfast-copy")
+        self.encoders = ThreadPoolExecutor(threads, "holdfast-encode")
+        # One part more than can be encoded at a time: none of the threads waits for storage.
+        self.parts_max = threads + 1
+
+    def close(self) -> None:
+        """End the threads, once they have nothing more to do."""
+        self.copiers.shutdown()
+        self.encoders.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
