@@ -33,12 +33,13 @@ from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_asyn
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from holdfast.bench.peers import Spent, folder_bytes
-from holdfast.bench.torchrec import DCP, DCP_ASYNC, DCP_CACHED, DELTA, DELTA_4, FP32
+from holdfast.bench.torchrec import DCP, DCP_ASYNC, DCP_CACHED, DELTA, DELTA_4, FP32, PHASES
 from holdfast.bench.torchrecmodel import Sharded
 from holdfast.checkpoint.checkpointer import Checkpointer
 from holdfast.checkpoint.run import open as open_run
 from holdfast.checkpoint.strategy import Strategy
 
+_PIECE_BYTES = 16 << 20
 CHANGED = 0.26  # of the rows between two checkpoints (Check-N-Run, figure 3)
 
 
@@ -67,11 +68,25 @@ def slowest(seconds: float) -> float:
     return float(most)
 
 
-def _settle() -> None:
-    """Everybody starts together, with nothing of another's left in the page cache to write."""
+def _settle(folder: Path, *, room: int = 0) -> None:
+    """Everybody starts together, with nothing of another's left in the page cache to write, and
+    with ``room`` bytes of memory for that cache. A host takes back what its guests free: a page
+    that nobody has used for some seconds costs more than what is written to it, and who had deleted
+    a checkpoint right before would be spared that."""
     if dist.get_rank() == 0:
+        if room:
+            _touch_page_cache(folder / "room", room)
         os.sync()
     dist.barrier()
+
+
+def _touch_page_cache(path: Path, room: int) -> None:
+    piece = bytes(min(room, _PIECE_BYTES))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        for _ in range(-(-room // len(piece))):
+            file.write(piece)
+    path.unlink()
 
 
 def _clear(folder: Path) -> None:
@@ -101,7 +116,7 @@ class DistributedCheckpoint:
     def _save(self, after_stop: Callable[[], None]) -> Spent:
         _clear(self._folder)
         self._sharded.train(share=CHANGED, seed=2)
-        _settle()
+        _settle(self._folder.parent, room=self._sharded.bytes)
         start = time.perf_counter()
         writer = FileSystemWriter(self._folder)
         if self.name == DCP:
@@ -136,6 +151,8 @@ class Holdfast:
         self._sharded = sharded
         self._folder = folder
         self._ck: Checkpointer | None = None
+        self.phases: dict[str, float] = {}
+        """Of the last save: how long each phase took the slowest rank."""
 
     def open(self) -> Checkpointer:
         """A checkpointer of the run in the folder."""
@@ -154,14 +171,15 @@ class Holdfast:
         ck.save().durable()
         self._sharded.train(share=CHANGED, seed=2)
         ck.step()
-        _settle()
+        _settle(self._folder.parent, room=self._sharded.bytes)
         start = time.perf_counter()
         save = ck.save()
         stopped = time.perf_counter() - start
         after_stop()
-        save.durable()
+        stats = save.durable()
         durable = time.perf_counter() - start
         dist.barrier()
+        self.phases = {name: slowest(getattr(stats, name)) for name in PHASES}
         written = open_run(self._folder).info(ck.current_step).bytes
         return Spent(slowest(stopped), slowest(durable), written)
 
@@ -200,13 +218,16 @@ def measure(rows: list[int], rounds: int, folder: Path) -> dict[str, Any]:
     peers = make_peers(sharded, folder)
     spent: dict[str, list[dict[str, Any]]] = {peer.name: [] for peer in peers}
     kept: dict[str, bool] = {peer.name: True for peer in peers}
+    phases: dict[str, list[dict[str, float]]] = {}
     for round_ in range(rounds + 1):
         for peer in peers:
             one, is_kept = _one(peer, sharded)
             kept[peer.name] &= is_kept
             if round_:
                 spent[peer.name].append(dataclasses.asdict(one))
-    return {"spent": spent, "holds_its_step": kept, "bytes": sharded.bytes}
+                if isinstance(peer, Holdfast):
+                    phases.setdefault(peer.name, []).append(peer.phases)
+    return {"spent": spent, "holds_its_step": kept, "bytes": sharded.bytes, "phases": phases}
 
 
 def _one(peer: Peer, sharded: Sharded) -> tuple[Spent, bool]:
@@ -234,7 +255,7 @@ def _one(peer: Peer, sharded: Sharded) -> tuple[Spent, bool]:
 
 
 def _timed(job: Callable[[], None]) -> float:
-    _settle()
+    _settle(Path())
     start = time.perf_counter()
     job()
     return slowest(time.perf_counter() - start)
