@@ -60,6 +60,7 @@ _LOCAL_ENVIRONMENT = {
 }
 _OBJECT_STORE_BYTES = 80 << 20  # about the least Ray takes; rows do not travel through it
 _CPUS = 0.01  # of what Ray counts, a process: they wait for nobody's turn
+_BEGINNINGS = 2  # of a Ray of our own, before it is given up
 _CALLS = 4  # of an actor at the same time: its role, and what is asked meanwhile
 _END_S = 90.0  # for another machine to end a process; Ray takes up to a minute to miss a machine
 
@@ -349,15 +350,7 @@ class _Ray:
                     "Ray was imported before, and would listen beyond this machine",
                     todo="make the engine first, or set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0",
                 )
-            self._folder = tempfile.mkdtemp(prefix="hf-ray-")  # short: sockets have short names
-            self._api.init(
-                address="local",
-                include_dashboard=False,
-                object_store_memory=_OBJECT_STORE_BYTES,
-                _node_ip_address=LOOPBACK[0],
-                _temp_dir=self._folder,
-                **quiet,
-            )
+            self._begin_here(quiet)
             return
         if "://" in address:
             raise InvalidRequestError(
@@ -375,6 +368,30 @@ class _Ray:
                 found=_reason(error),
                 todo="give the address that 'ray start' told",
             ) from error
+
+    def _begin_here(self, quiet: Mapping[str, Any]) -> None:
+        """Start Ray on this machine. It gives itself half a minute, which a machine that is very
+        busy may need more than once."""
+        self._folder = tempfile.mkdtemp(prefix="hf-ray-")  # short: sockets have short names
+        for left in reversed(range(_BEGINNINGS)):
+            try:
+                self._api.init(
+                    address="local",
+                    include_dashboard=False,
+                    object_store_memory=_OBJECT_STORE_BYTES,
+                    _node_ip_address=LOOPBACK[0],
+                    _temp_dir=self._folder,
+                    **quiet,
+                )
+                return
+            except Exception as error:  # a foreign edge: Ray raises plain exceptions here
+                self._api.shutdown()
+                if not left:
+                    raise UnavailableError(
+                        "Ray could not be started here",
+                        found=_reason(error),
+                        todo="try again when the machine is less busy, or use the local engine",
+                    ) from error
 
     @property
     def address(self) -> str:

@@ -15,6 +15,7 @@ import pytest
 import holdfast
 from holdfast import events
 from holdfast.cli.follow import Follower
+from holdfast.cluster import rayengine
 from holdfast.report.cluster import split_runs, summarize
 
 SMALL = ["train", "--preset", "tiny", "--rows", "1500", "--batch-size", "64", "--workers", "2"]
@@ -103,6 +104,23 @@ def test_a_cluster_of_ray_processes_trains_and_loses_a_server(call) -> None:
     assert data["audit"]["stripes"] > 700
     assert data["worker_cpu_s"] > 0
     assert data["cpu_s"] is None  # Ray's processes are not ours
+
+
+@pytest.mark.xdist_group("ray")
+def test_a_ray_that_does_not_start_is_tried_again_and_then_told(call, monkeypatch) -> None:
+    with rayengine._environment(rayengine._LOCAL_ENVIRONMENT):
+        import ray
+    tries = []
+
+    def init(**given: object) -> None:
+        tries.append(given["address"])
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "init", init)
+    code, data, _ = call(*SMALL, "--engine", "ray", "--steps", 3)
+    assert (code, data["error"]["type"]) == (1, "UnavailableError")
+    assert "timed out" in data["error"]["facts"]["found"]
+    assert tries == ["local", "local"]
 
 
 def test_without_ray_the_error_says_what_to_install(call, monkeypatch) -> None:
