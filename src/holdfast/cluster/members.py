@@ -45,7 +45,7 @@ class Settings:
     """Differences leave a server so seldom, so that those of one row add up."""
     pulse_s: float = 0.5
     """A server silent for so long is taken for dead; 0: only deaths are seen."""
-    recovery_share: float = 0.05
+    recovery_share: float = 0.03
     """Of the time, that bringing a lost server back takes while workers pull or push there."""
 
     def __post_init__(self) -> None:
