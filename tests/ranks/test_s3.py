@@ -12,9 +12,7 @@ from tests.s3servers import BUCKET, KINDS, Server
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_ranks_save_and_others_go_on(
-    kind: str, pool: Pool, request: pytest.FixtureRequest
-) -> None:
+def test_ranks_save_and_others_go_on(kind: str, pool: Pool, request: pytest.FixtureRequest) -> None:
     """Where conditional puts decide who commits, and where a lease does."""
     server: Server = request.getfixturevalue(kind)
     url, options = f"s3://{BUCKET}/ranks", server.options()
