@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.errors import CorruptDataError, InvalidRequestError
 from holdfast.pieces import Piece
-from holdfast.schema import TableSchema, cuts_of, is_of_floats, whole_schema
+from holdfast.schema import TableSchema, cuts_of, state_shape, whole_schema
 from holdfast.tables import Loading, Table, claim_tables, find_tables, unwrap_optimizer
 
 Shapes = Mapping[str, Mapping[str, Sequence[int]]]
@@ -331,9 +331,8 @@ class ModelState:
             parts = cuts[table.whole_name]
             found[table.name] = {}
             for index, column in list(enumerate(parts[0].columns))[1:]:
-                rest = list(stored[parts[0].name][column.name])[1:]
-                if rest == [parts[0].width] and is_of_floats(parts, index):
-                    rest = [table.width]
+                shape = stored[parts[0].name][column.name]
+                rest = state_shape(parts, index, shape, width=table.width)
                 found[table.name][column.name] = [table.rows, *rest]
         return found
 

@@ -9,7 +9,7 @@ stored tables make up which table.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from holdfast.errors import InvalidRequestError
@@ -126,6 +126,21 @@ def whole_schema(parts: tuple[TableSchema, ...]) -> TableSchema:
         for index, c in enumerate(parts[0].columns)
     )  # fmt: skip
     return TableSchema(parts[0].whole_name, parts[0].rows, columns)
+
+
+def state_shape(
+    parts: tuple[TableSchema, ...], column: int, stored: Sequence[int], *, width: int
+) -> list[int]:
+    """The shape of one row's state where rows are so many floats wide, given that of all rows as
+    the first cut has it.
+
+    >>> cut = TableSchema("t[0:4]", 9, (Column("weight", 4), Column("sum", 4)), Cut("t", 0, 8))
+    >>> other = TableSchema("t[4:8]", 9, (Column("weight", 4), Column("sum", 4)), Cut("t", 4, 8))
+    >>> state_shape((cut, other), 1, [9, 4], width=8)
+    [8]
+    """
+    rest = list(stored)[1:]
+    return [width] if rest == [parts[0].width] and is_of_floats(parts, column) else rest
 
 
 def is_of_floats(parts: tuple[TableSchema, ...], column: int) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,28 @@ def test_a_run_of_ranks_is_read_like_any_other(pool: Pool, tmp_path: Path) -> No
     target = [np.zeros((61, 8), np.float32)]
     run.restore_into(2, {"users.weight": target})
     assert np.array_equal(target[0], expected(2)["users.weight"]["weight"])
+
+
+@pytest.mark.parametrize("format_", ["torch", "dcp"])
+@pytest.mark.parametrize("layout", ["row", "column"])
+def test_what_ranks_saved_in_parts_leaves_whole_and_comes_back(
+    pool: Pool, tmp_path: Path, layout: str, format_: str
+) -> None:
+    url, out, back = (str(tmp_path / name) for name in ("run", "out", "back"))
+    pool.run("train", 3, url=url, layout=layout, saves=[2, 4])
+    tables = [f"--table={name}" for name in TABLES]
+    for words in (
+        ["restore", url, "--step", "4", "--format", format_, "--out", out],
+        ["import", out, back, *tables],
+    ):
+        command = [sys.executable, "-m", "holdfast.cli.main", *words, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    run = hf.open(back)
+    for name, columns in expected(4).items():
+        found = run.read(4, name)
+        assert np.array_equal(found.weight, columns["weight"])
+        assert np.array_equal(found.state["sum"], columns["sum"])
 
 
 def test_row_wise_state_of_cuts_is_their_weighted_mean(pool: Pool, tmp_path: Path) -> None:

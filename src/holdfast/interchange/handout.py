@@ -26,7 +26,7 @@ from holdfast.checkpoint.run import Run
 from holdfast.errors import InvalidRequestError
 from holdfast.interchange.torchzip import TensorRef
 from holdfast.modelstate import Order, is_unnamed
-from holdfast.schema import WEIGHT, TableSchema
+from holdfast.schema import WEIGHT, TableSchema, cuts_of, state_shape
 
 OnTable = Callable[[int, int], None]
 
@@ -60,6 +60,7 @@ def hand_out(run: Run, step: int, *, weights_only: bool) -> Handout:
         InvalidRequestError: the checkpoint does not say which optimizer holds a table's state.
     """
     schemas = run.tables(step)
+    cuts = cuts_of(run.catalog.schema_of(run.catalog.checkpoint(step)))
     dense = run.dense(step)
     columns: dict[int, tuple[str, int]] = {}
 
@@ -100,9 +101,11 @@ def hand_out(run: Run, step: int, *, weights_only: bool) -> Handout:
                     column=each.name, todo=_INSTEAD,
                 )  # fmt: skip
             key, index = homes[schema.name]
-            shape = tuple(dense["row_state_shapes"][schema.name][each.name])
+            parts = cuts[schema.name]
+            shape = dense["row_state_shapes"][parts[0].name][each.name]
+            rest = state_shape(parts, column, shape, width=schema.width)
             state = optimizers[key]["state"].setdefault(index, {})
-            state[each.name] = place(schema, column, shape)
+            state[each.name] = place(schema, column, (schema.rows, *rest))
     for packed in optimizers.values():
         packed["state"] = dict(sorted(packed["state"].items()))
     return Handout(run, step, model, optimizers, parameters, columns)
