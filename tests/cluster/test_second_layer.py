@@ -378,6 +378,13 @@ def test_going_back_fully_takes_batches_back_and_stops_who_trained_them(tmp_path
     spec = make_spec(optimizer="sgd", bound=0.0)
     with trial(spec, tmp_path, strategy="full") as t:
         leases = t.cluster.coordinator.leases = Leases(range(40))
+        finished: list[int] = []  # when it is told, which no progress that is told later may exceed
+
+        def hear(event: events.Event) -> None:
+            if isinstance(event, events.Restored):
+                finished.append(leases.finished)
+
+        t.cluster.log.add(hear)
         t.layer.save()
         first = Workers(t, 2)
         while leases.finished < 10:
@@ -391,6 +398,7 @@ def test_going_back_fully_takes_batches_back_and_stops_who_trained_them(tmp_path
             time.sleep(0.01)
         first.stop()
         assert leases.finished == step
+        assert finished == [step]
         second = Workers(t, 2)  # what Cluster.train does with processes
         second.wait()
         t.cluster.wait_whole(30)

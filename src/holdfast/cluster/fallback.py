@@ -143,10 +143,11 @@ class Fallback:
             self._members.gone(gone.server, chosen)
             return
         self._members.take_over(view, chosen)
+        if not restore.is_partial:
+            self._crew.rewind(restore.batches)  # first: whoever hears of it counts on it
         self._tell_restored(restore, chosen, rows, size, time.monotonic() - started)
         self._members.tell_to_recover(everybody)
         if not restore.is_partial:
-            self._crew.rewind(restore.batches)
             self._on_rewound()
 
     def _load(self, view: View, chosen: Mapping[int, Process], restore: Restore) -> tuple[int, int]:
