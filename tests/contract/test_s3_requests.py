@@ -27,6 +27,7 @@ def server(request: pytest.FixtureRequest) -> Server:
 @pytest.fixture
 def proxy(server: Server) -> Iterator[Proxy]:
     with proxy_before(server.port) as found:
+        probe._found.clear()  # its port may have been another server's before
         yield found
 
 

@@ -586,7 +586,7 @@ def win_in_processes(
         assert child.stdin is not None
         child.stdin.write("go\n")
         child.stdin.flush()
-    won = [child.communicate(timeout=120)[0].split() for child in children]
+    won = [child.communicate(timeout=280)[0].split() for child in children]
     winners = {int(name): index for index, names in enumerate(won) for name in names}
     assert sorted(int(name) for names in won for name in names) == list(range(rounds))
     return [winners[round_] for round_ in range(rounds)]
