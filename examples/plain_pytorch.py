@@ -48,6 +48,7 @@ def main(url: str) -> None:
 
     # codec="fp32" stores every bit: training goes on exactly as if it had never stopped.
     # Leave it out, and rows are stored in few bits instead: smaller, not exact.
+    # The end of the block saves the last step; SIGTERM saves the one that is running.
     with hf.Checkpointer(url, model=model, optimizer=optimizer, every=20, codec="fp32") as ck:
         start = ck.resume()  # 0 in a new run
         print(f"starting at step {start}", flush=True)
@@ -60,9 +61,6 @@ def main(url: str) -> None:
             ck.step()  # counts; every 20 steps it copies what changed and stores it meanwhile
             if (step + 1) % 20 == 0:
                 print(f"step {step + 1}: loss {loss.item():.4f}", flush=True)
-        ck.wait()
-        if ck.current_step not in ck.steps:
-            ck.save()
 
 
 if __name__ == "__main__":

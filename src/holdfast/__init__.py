@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from holdfast.checkpoint.checkpointer import Checkpointer
     from holdfast.checkpoint.codec import Codec
     from holdfast.checkpoint.grid import Extract
+    from holdfast.checkpoint.interval import Every, Pls
     from holdfast.checkpoint.priority import Priority
     from holdfast.checkpoint.reader import GrantedLoader
     from holdfast.checkpoint.retention import Keep
     from holdfast.checkpoint.run import CheckpointInfo, Rows, Run, open
     from holdfast.checkpoint.save import Save, SaveStats
-    from holdfast.checkpoint.schedule import Pls
     from holdfast.checkpoint.strategy import Strategy
     from holdfast.checkpoint.verify import VerifyReport, verify
     from holdfast.errors import (
@@ -48,6 +48,7 @@ __all__ = [
     "ConflictError",
     "CorruptDataError",
     "DataLossError",
+    "Every",
     "Extract",
     "FailureEstimate",
     "GrantedLoader",
@@ -77,10 +78,10 @@ _HOMES = {
     "checkpoint.checkpointer": ("Checkpointer",),
     "checkpoint.codec": ("Codec",),
     "checkpoint.grid": ("Extract",),
+    "checkpoint.interval": ("Every", "Pls"),
     "checkpoint.priority": ("Priority",),
     "checkpoint.reader": ("GrantedLoader",),
     "checkpoint.retention": ("Keep",),
-    "checkpoint.schedule": ("Pls",),
     "checkpoint.run": ("CheckpointInfo", "Rows", "Run", "open"),
     "checkpoint.strategy": ("Strategy",),
     "checkpoint.verify": ("VerifyReport", "verify"),

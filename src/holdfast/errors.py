@@ -23,6 +23,10 @@ class HoldfastError(Exception):
         super().__init__(f"{text}; {todo}" if todo else text)
 
 
+class HoldfastWarning(UserWarning):
+    """Something works, and costs more than it has to: the message says what to change."""
+
+
 class InvalidRequestError(HoldfastError, ValueError):
     """The call or the settings are wrong: fix them."""
 

@@ -64,6 +64,19 @@ class CodecChosen(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrackingMethod(Event):
+    """How a table's changed rows are found from now on, and why; what a user can change, if
+    anything. ``is_escape``: rows had changed unseen, and are in the next checkpoint."""
+
+    kind: ClassVar[str] = "tracking_method"
+    table: str
+    method: str
+    reason: str
+    todo: str
+    is_escape: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SaveStarted(Event):
     """A checkpoint was decided: its kind, and why."""
 
@@ -126,6 +139,18 @@ class SaveFailed(Event):
     kind: ClassVar[str] = "save_failed"
     step: int
     error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preempted(Event):
+    """A notice that the process will end was answered: the step that training was at, whether it is
+    durable, and the seconds since the notice. ``reason`` says who gave it, and what went wrong."""
+
+    kind: ClassVar[str] = "preempted"
+    step: int
+    is_saved: bool
+    seconds: float
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +233,37 @@ class ExtractionFailed(Event):
 
     kind: ClassVar[str] = "extraction_failed"
     error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadAhead(Event):
+    """Something between the loader and training reads ahead: how many batches, how many of them a
+    step trains, and what told (given, thread, pattern)."""
+
+    kind: ClassVar[str] = "read_ahead"
+    batches: int
+    per_step: int
+    how: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderReplayed(Event):
+    """Batches of an epoch that were trained before a resume were read again, and dropped."""
+
+    kind: ClassVar[str] = "reader_replayed"
+    epoch: int
+    batches: int
+    batches_total: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderNotice(Event):
+    """A resumed run may not read on where it stopped; what to change."""
+
+    kind: ClassVar[str] = "reader_notice"
+    reason: str
+    todo: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ step after each batch in which an optimizer stepped. The trainer's progress, sch
 and a loader with ``state_dict`` go along.
 
 Invariants:
-- A checkpoint is never taken between gradients and their step.
+- A checkpoint is never taken between gradients and their step, not for SIGTERM either.
 - Where the epoch was left, random numbers go on as they would have: what making the loader's
   iterator draws a second time is undone before the first batch.
 
@@ -86,6 +86,7 @@ class HoldfastCallback(Callback):
             **self._settings,
         )
         self._rng, self._loaders = None, []
+        self.checkpointer._preemption.unlisten()  # until Lightning has installed its own handler
         if self.checkpointer.steps:
             self.checkpointer.resume()
             self._rng = rng_state()
@@ -98,6 +99,10 @@ class HoldfastCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Where counting begins; Lightning has loaded its own by now."""
         self._global_step = trainer.global_step
+        if self.checkpointer is not None:
+            # Lightning stops after the batch in which SIGTERM comes, also between gradients and
+            # their step. We hear of it first, save a step, and hand the signal on to Lightning.
+            self.checkpointer._preemption.listen()
         if self._loaders:
             self._begin_epoch(trainer)
 

@@ -4,8 +4,9 @@
 
 Invariants:
 - A tensor belongs to exactly one of the two: no tensor is saved twice, none is left out.
-- Dense state goes by names, never by positions: it fits a process that holds other tables. A
-  parameter that is none of the model's is called by its place (``#3``).
+- Dense state goes by names, never by positions: it fits a process that holds other tables. Names
+  are those of the plain model, without DDP and ``torch.compile`` (names.py). A parameter that is
+  none of the model's is called by its place (``#3``).
 - Where many processes train, dense state is the same in all, but for the ``tables_dense`` of tables
   that only some hold.
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -24,9 +26,18 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.errors import CorruptDataError, InvalidRequestError
+from holdfast.names import plain_name
 from holdfast.pieces import Piece
-from holdfast.schema import TableSchema, cuts_of, state_shape, whole_schema
-from holdfast.tables import Loading, Table, claim_tables, find_tables, unwrap_optimizer
+from holdfast.schema import TableSchema, cuts_of, holds, state_shape, whole_schema
+from holdfast.tables import (
+    Loading,
+    Table,
+    claim_tables,
+    find_owners,
+    find_tables,
+    unwrap_optimizer,
+)
+from holdfast.tensors import TORCH_DTYPES, dtype_name
 
 Shapes = Mapping[str, Mapping[str, Sequence[int]]]
 Order = Sequence[Sequence[str]]  # of an optimizer's parameters, by group: their names
@@ -87,6 +98,37 @@ def as_optimizers(optimizer: Any) -> dict[str, torch.optim.Optimizer]:
     return found
 
 
+def unwrap_model(model: nn.Module) -> nn.Module:
+    """The model inside of DDP and ``torch.compile``, whichever is around which."""
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif "torch._dynamo" in sys.modules and isinstance(model, torch._dynamo.OptimizedModule):
+            model = model._orig_mod
+        else:
+            return model
+
+
+def _check_names(model: nn.Module) -> None:
+    """Refuse a model in which two tensors have one plain name (names.py).
+
+    Raises:
+        InvalidRequestError: names both.
+    """
+    seen: dict[str, str] = {}
+    for name in itertools.chain(
+        (name for name, _ in model.named_parameters(remove_duplicate=False)),
+        (name for name, _ in model.named_buffers(remove_duplicate=False)),
+    ):
+        other = seen.setdefault(plain_name(name), name)
+        if other != name:
+            raise InvalidRequestError(
+                "two tensors have one name where torch.compile's wrappers are left out",
+                names=[other, name],
+                todo="rename the attribute '_orig_mod', which is torch.compile's",
+            )
+
+
 def _load_network(model: nn.Module, state: Mapping[str, Any]) -> Loading:
     """Load a state dict as the model does."""
     try:
@@ -94,6 +136,28 @@ def _load_network(model: nn.Module, state: Mapping[str, Any]) -> Loading:
     except RuntimeError as error:
         return Loading(errors=[str(error)])
     return Loading(list(result.missing_keys), list(result.unexpected_keys))
+
+
+def _keep_dtypes(optimizer: torch.optim.Optimizer, state: Mapping[int, Mapping[str, Any]]) -> None:
+    """Give state the type back that it was saved in: torch casts it to the parameter's, and so
+    rounds the float32 moments of a bfloat16 weight."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, entries in state.items():
+        held = optimizer.state.get(parameters[index], {})
+        for key, value in entries.items():
+            now = held.get(key)
+            if key == "step" or not isinstance(value, torch.Tensor):
+                continue
+            if isinstance(now, torch.Tensor) and now.dtype != value.dtype:
+                held[key] = value.to(now.device)
+
+
+def _kinds_of(tables: Mapping[str, Table]) -> dict[str, tuple[Any, ...]]:
+    """What a table must keep to be the same one, by name."""
+    return {
+        name: (tuple(table.parameter.shape), table.parameter.dtype)
+        for name, table in tables.items()
+    }
 
 
 class ModelState:
@@ -113,24 +177,15 @@ class ModelState:
             raise InvalidRequestError(
                 "not a model", type=type(model).__name__, todo="pass a torch.nn.Module"
             )
-        if isinstance(model, DistributedDataParallel):
-            model = model.module  # names as without it, so that others can load what is saved
+        model = unwrap_model(model)  # so that others can load what is saved
+        _check_names(model)
         self.model = model
         self.optimizers = as_optimizers(optimizer)
-        claimed = claim_tables(model, list(self.optimizers.values()))
-        found = find_tables(
-            model, self.optimizers.values(), pieces=pieces, is_replicated=is_replicated
-        )
-        self.tables = [*claimed.tables, *found]
-        by_id = {id(table.parameter): table for table in self.tables if table.has_parameter}
-        self._table_names = claimed.names | {
-            name
-            for name, parameter in model.named_parameters(remove_duplicate=False)
-            if id(parameter) in by_id
-        }
-        self._load_network = claimed.load_network or _load_network
-        self._by_id = by_id
-        self._not_dense = self._table_names | {table.whole_name for table in self.tables}
+        self._pieces = dict(pieces or {})
+        self._is_replicated = is_replicated
+        self._claimed = claim_tables(model, list(self.optimizers.values()))
+        self._load_network = self._claimed.load_network or _load_network
+        self._take_tables(self._find_tables())
         names = [table.name for table in self.tables]
         if len(set(names)) != len(names):
             raise InvalidRequestError(
@@ -139,6 +194,27 @@ class ModelState:
                 todo="give each process one piece of each range of columns",
             )
 
+    def _find_tables(self) -> list[Table]:
+        """The model's tables as they are now, but for those of adapters."""
+        return find_tables(
+            self.model,
+            self.optimizers.values(),
+            pieces=self._pieces,
+            is_replicated=self._is_replicated,
+        )
+
+    def _take_tables(self, found: list[Table]) -> None:
+        """These are the tables, besides those of adapters; what is left is dense state."""
+        self._found = found
+        self.tables = [*self._claimed.tables, *found]
+        self._by_id = {id(table.parameter): table for table in self.tables if table.has_parameter}
+        self._table_names = self._claimed.names | {
+            plain_name(name)
+            for name, parameter in self.model.named_parameters(remove_duplicate=False)
+            if id(parameter) in self._by_id
+        }
+        self._not_dense = self._table_names | {table.whole_name for table in self.tables}
+
     def aliases(self) -> dict[str, str]:
         """Further names of tables in ``state_dict()``, where modules share one."""
         found: dict[str, str] = {}
@@ -146,7 +222,7 @@ class ModelState:
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             table = self._by_id.get(id(parameter))
             if table is not None and id(parameter) in seen:
-                found[name] = table.whole_name
+                found[plain_name(name)] = table.whole_name
             seen.add(id(parameter))
         return found
 
@@ -162,23 +238,44 @@ class ModelState:
         """The stored tables that rows held here belong to, as of now."""
         return tuple(table.schema() for table in self.tables)
 
-    def check_parameters(self) -> None:
-        """Refuse to go on with tables that the model no longer has.
+    def follow_model(self) -> None:
+        """Look at the model again: modules and weights that were replaced, parameters added to
+        optimizers, tables that grew, came or went.
+
+        Where a table has another shape or type, ``tables`` are other objects afterwards.
 
         Raises:
-            InvalidRequestError: a weight was replaced by another tensor, for instance by
-                ``load_state_dict(assign=True)``; its rows would be saved as they were before.
+            InvalidRequestError: the memory of a library's own table was replaced, or tables that
+                many processes hold are others.
         """
-        for table in self.tables:
+        owners = find_owners(self.optimizers.values())
+        for table in self._claimed.tables:
+            if table.has_parameter and table.optimizer is None:
+                table.optimizer = next(iter(owners.get(id(table.parameter), ())), None)
             if not table.is_current():
                 raise InvalidRequestError(
-                    "a table's weight was replaced by another tensor",
+                    "a table's weight was replaced by a tensor of another kind",
                     table=table.name,
-                    todo="make the Checkpointer after the model is complete",
+                    todo="make a new Checkpointer, with a new url, after the model is complete",
                 )
+        found = self._find_tables()
+        now = {table.name: table for table in found}
+        known = {table.name: table for table in self._found}
+        if _kinds_of(known) == _kinds_of(now):
+            for name, table in known.items():
+                table.follow(now[name])
+            self._take_tables(self._found)
+            return
+        if self._pieces or self._is_replicated:
+            raise InvalidRequestError(
+                "a table's weight was replaced by a tensor of another kind",
+                tables=sorted(known.keys() | now.keys()),
+                todo="make new Checkpointers, on all ranks, after the model is complete",
+            )
+        self._take_tables(found)
 
     def full_bytes(self) -> int:
-        """What all rows held here take in fp32, with their state."""
+        """What all rows held here take, with their state."""
         return sum(table.rows * table.schema().row_bytes for table in self.tables)
 
     # Out.
@@ -186,9 +283,9 @@ class ModelState:
     def dense(self) -> dict[str, Any]:
         """Everything that is not of a table: other parameters, buffers, optimizer state, groups."""
         model = {
-            name: value
+            plain_name(name): value
             for name, value in self.model.state_dict().items()
-            if name not in self._table_names
+            if plain_name(name) not in self._table_names
         }
         optimizers = {name: self._dense_of(opt) for name, opt in self.optimizers.items()}
         return {"model": model, "optimizers": optimizers}
@@ -232,7 +329,7 @@ class ModelState:
 
     def _names_in(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
         """A name for each parameter of an optimizer, by group, in its order."""
-        known = {id(p): name for name, p in self.model.named_parameters()}
+        known = {id(p): plain_name(name) for name, p in self.model.named_parameters()}
         known |= {address: table.whole_name for address, table in self._by_id.items()}
         place = itertools.count()
         return [
@@ -245,10 +342,13 @@ class ModelState:
 
     # In.
 
-    def check_schemas(self, stored: Sequence[TableSchema], *, is_part: bool = False) -> None:
+    def check_schemas(
+        self, stored: Sequence[TableSchema], *, is_part: bool = False, may_be_dense: bool = False
+    ) -> None:
         """Refuse a checkpoint of another model before anything is written.
 
-        ``is_part``: other processes hold what this one lacks.
+        ``is_part``: other processes hold what this one lacks. ``may_be_dense``: tables that are not
+        float32 may be lacking; once they were dense state, and ``load_dense`` looks for them there.
 
         Raises:
             InvalidRequestError: names the first table that differs.
@@ -273,6 +373,17 @@ class ModelState:
                     model=own,
                     todo=todo,
                 )
+            dtype, own_dtype = schema.columns[0].dtype, dtype_name(table.weight().dtype)
+            if dtype != own_dtype:
+                raise InvalidRequestError(
+                    "a table has another number type in the checkpoint",
+                    table=name,
+                    checkpoint=dtype,
+                    model=own_dtype,
+                    todo=todo,
+                )
+        if may_be_dense:
+            live = {n: t for n, t in live.items() if t.weight().dtype == torch.float32}
         if live:
             raise InvalidRequestError(
                 "the model has tables that the checkpoint lacks", tables=sorted(live), todo=todo
@@ -295,8 +406,11 @@ class ModelState:
                 given=sorted(self.optimizers),
                 todo="pass the same optimizers in the same order",
             )
-        loading = self._load_network(self.model, dense["model"])
-        absent = [name for name in loading.missing if name not in self._table_names]
+        live = {plain_name(name): name for name in self.model.state_dict()}
+        network = {live.get(name, name): value for name, value in dense["model"].items()}
+        loading = self._load_network(self.model, network)
+        in_rows = self._table_names - self._check_dense_tables(dense["model"], schemas)
+        absent = [name for name in map(plain_name, loading.missing) if name not in in_rows]
         if absent or loading.unexpected or loading.errors:
             raise InvalidRequestError(
                 "the checkpoint's dense state does not fit the model",
@@ -304,7 +418,7 @@ class ModelState:
                 unexpected=loading.unexpected,
                 detail="; ".join(loading.errors),
             )
-        shapes = self._own_shapes(dense["row_state_shapes"], schemas)
+        shapes, dtypes = self._own_shapes(dense["row_state_shapes"], schemas)
         if stored is None:
             return
         scalars = dense.get("table_state", {})
@@ -312,13 +426,58 @@ class ModelState:
         for table in self.tables:
             if not table.has_parameter:
                 table.make_room(shapes[table.name])
+                self._check_dtypes(table, dtypes[table.name])
                 table.load_scalars(scalars.get(table.whole_name, {}))
         for name, optimizer in self.optimizers.items():
             state, groups = self._by_position(optimizer, stored[name], orders.get(name, ()))
-            self._load_optimizer(optimizer, state, groups, shapes, scalars)
+            self._load_optimizer(optimizer, state, groups, shapes, dtypes, scalars)
 
-    def _own_shapes(self, stored: Shapes, schemas: Sequence[TableSchema]) -> dict[str, Any]:
-        """The shapes of row state held here, by table: as stored, for the rows and floats held."""
+    def _check_dense_tables(
+        self, model: Mapping[str, Any], schemas: Sequence[TableSchema]
+    ) -> set[str]:
+        """The names of tables here that the checkpoint has no rows of: it must have them as dense
+        state, in the type they have here.
+
+        Raises:
+            InvalidRequestError: it has them in another type.
+        """
+        stored = cuts_of(schemas)
+        lacking = {id(t.parameter): t.parameter for t in self.tables
+                   if t.has_parameter and t.whole_name not in stored}  # fmt: skip
+        found: set[str] = set()
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            if id(parameter) not in lacking:
+                continue
+            name = plain_name(name)
+            found.add(name)
+            value = model.get(name)
+            if isinstance(value, torch.Tensor) and value.dtype != parameter.dtype:
+                raise InvalidRequestError(
+                    "a table has another number type in the checkpoint",
+                    table=name,
+                    checkpoint=str(value.dtype),
+                    model=str(parameter.dtype),
+                    todo="build the model as it was when the checkpoint was taken",
+                )
+        return found
+
+    def _check_dtypes(self, table: Table, stored: Mapping[str, str]) -> None:
+        """Refuse row state that does not fit the room that a table made for it by itself."""
+        own = {column.name: column.dtype for column in table.schema().columns[1:]}
+        if not all(holds(own[name], dtype) for name, dtype in stored.items()):
+            raise InvalidRequestError(
+                "a table's row state has numbers in the checkpoint that do not fit here",
+                table=table.whole_name,
+                checkpoint=dict(stored),
+                model=own,
+                todo="shard the model with the fused optimizer it was trained with",
+            )
+
+    def _own_shapes(
+        self, stored: Shapes, schemas: Sequence[TableSchema]
+    ) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
+        """The shapes of row state held here, by table: as stored, for the rows and floats held;
+        and the types."""
         for schema in schemas:
             for column in schema.columns[1:]:
                 shape = stored[schema.name][column.name]
@@ -327,14 +486,19 @@ class ModelState:
                                            table=schema.name, column=column.name)  # fmt: skip
         cuts = cuts_of(schemas)
         found: dict[str, Any] = {}
+        dtypes: dict[str, dict[str, str]] = {}
         for table in self.tables:
-            parts = cuts[table.whole_name]
             found[table.name] = {}
+            dtypes[table.name] = {}
+            if table.whole_name not in cuts:
+                continue  # dense state
+            parts = cuts[table.whole_name]
             for index, column in list(enumerate(parts[0].columns))[1:]:
                 shape = stored[parts[0].name][column.name]
                 rest = state_shape(parts, index, shape, width=table.width)
                 found[table.name][column.name] = [table.rows, *rest]
-        return found
+                dtypes[table.name][column.name] = column.dtype
+        return found, dtypes
 
     def _load_optimizer(
         self,
@@ -342,6 +506,7 @@ class ModelState:
         state: dict[int, dict[str, Any]],
         groups: list[dict[str, Any]],
         shapes: Shapes,
+        dtypes: Mapping[str, Mapping[str, str]],
         scalars: Mapping[str, Mapping[str, Any]],
     ) -> None:
         for index, table in self._tables_by_index(optimizer).items():
@@ -351,8 +516,9 @@ class ModelState:
             entries = {**own, **state.get(index, {}), **scalars.get(table.whole_name, {})}
             for key, shape in shapes.get(table.name, {}).items():
                 tensor = existing.get(key)
-                if tensor is None or tensor.numel() != math.prod(shape):
-                    tensor = torch.zeros(*shape, device=table.parameter.device)
+                dtype = TORCH_DTYPES[dtypes[table.name][key]]
+                if tensor is None or (tensor.numel(), tensor.dtype) != (math.prod(shape), dtype):
+                    tensor = torch.zeros(*shape, dtype=dtype, device=table.parameter.device)
                 entries[key] = tensor
             if entries:
                 state[index] = entries
@@ -363,6 +529,7 @@ class ModelState:
             raise InvalidRequestError(
                 "the checkpoint's optimizer does not fit this one", detail=str(error)
             ) from error
+        _keep_dtypes(optimizer, state)
 
     def _by_position(
         self, optimizer: torch.optim.Optimizer, packed: Mapping[str, Any], order: Order

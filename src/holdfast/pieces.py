@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.errors import InvalidRequestError
-from holdfast.schema import Column, Cut, TableSchema
+from holdfast.schema import FLOAT32, Column, Cut, TableSchema
 
 Ids = npt.NDArray[np.int64]
 
@@ -100,10 +100,12 @@ class Piece:
         """Whether all of the table is held."""
         return self.local_rows == self.rows and not self.is_cut
 
-    def schema(self, name: str, state: tuple[Column, ...] = ()) -> TableSchema:
-        """The stored table that this piece's rows belong to."""
+    def schema(
+        self, name: str, state: tuple[Column, ...] = (), *, dtype: str = FLOAT32
+    ) -> TableSchema:
+        """The stored table that this piece's rows belong to; ``dtype`` is that of the weights."""
         columns = self.floats
-        weight = Column("weight", len(columns))
+        weight = Column("weight", len(columns), dtype)
         if not self.is_cut:
             return TableSchema(name, self.rows, (weight, *state))
         stored = f"{name}[{columns.start}:{columns.stop}]"

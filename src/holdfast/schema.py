@@ -16,6 +16,19 @@ from holdfast.errors import InvalidRequestError
 
 WEIGHT = "weight"
 
+FLOAT32, FLOAT16, BFLOAT16, FLOAT64 = "float32", "float16", "bfloat16", "float64"
+DTYPE_BYTES = {FLOAT32: 4, FLOAT16: 2, BFLOAT16: 2, FLOAT64: 8}
+"""The number types that a column may have, by the names torch gives them, and their sizes."""
+
+
+def holds(wide: str, dtype: str) -> bool:
+    """Whether one number type holds every number of another.
+
+    >>> holds("float32", "bfloat16"), holds("bfloat16", "float16"), holds("float16", "float16")
+    (True, False, True)
+    """
+    return wide == dtype or DTYPE_BYTES[wide] > DTYPE_BYTES[dtype]
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -23,6 +36,12 @@ class Column:
 
     name: str
     width: int
+    dtype: str = FLOAT32
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row of it, as the model holds them."""
+        return DTYPE_BYTES[self.dtype] * self.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +66,13 @@ class TableSchema:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one fp32 row with its state."""
-        return 4 * sum(column.width for column in self.columns)
+        """Bytes of one row with its state, as the model holds them."""
+        return sum(column.row_bytes for column in self.columns)
+
+    @property
+    def has_other_dtypes(self) -> bool:
+        """Whether some column is not float32."""
+        return any(column.dtype != FLOAT32 for column in self.columns)
 
     @property
     def width(self) -> int:
@@ -88,7 +112,7 @@ def _check_cuts(name: str, parts: list[TableSchema]) -> tuple[TableSchema, ...]:
     end = 0
     for part in parts:
         is_next = part.start == end and part.rows == parts[0].rows
-        has_same_state = [c.name for c in part.columns] == [c.name for c in parts[0].columns]
+        has_same_state = _kinds(part) == _kinds(parts[0])
         if not is_next or not has_same_state or part.whole_width != parts[0].whole_width:
             raise InvalidRequestError(
                 "the cuts of a table do not make it up",
@@ -107,6 +131,10 @@ def _check_cuts(name: str, parts: list[TableSchema]) -> tuple[TableSchema, ...]:
     return tuple(parts)
 
 
+def _kinds(part: TableSchema) -> list[tuple[str, str]]:
+    return [(column.name, column.dtype) for column in part.columns]
+
+
 def whole_schema(parts: tuple[TableSchema, ...]) -> TableSchema:
     """A table as it is without cuts.
 
@@ -122,7 +150,7 @@ def whole_schema(parts: tuple[TableSchema, ...]) -> TableSchema:
         return parts[0]
     columns = tuple(
         Column(c.name, sum(p.columns[index].width for p in parts) if is_of_floats(parts, index)
-               else c.width)
+               else c.width, c.dtype)
         for index, c in enumerate(parts[0].columns)
     )  # fmt: skip
     return TableSchema(parts[0].whole_name, parts[0].rows, columns)

@@ -32,11 +32,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from holdfast.dtypes import array_dtype, as_bits, fill_nan
 from holdfast.errors import InvalidRequestError
 from holdfast.kernels import rows as row_kernels
+from holdfast.names import plain_name
 from holdfast.pieces import Piece
 from holdfast.placement import Placement
-from holdfast.schema import Column, TableSchema
+from holdfast.schema import DTYPE_BYTES, Column, TableSchema
+from holdfast.tensors import as_array, as_tensor, dtype_name, is_column_dtype
 
 Mark = Callable[[np.ndarray], None]  # takes local rows that training has just changed
 ADAPTERS: dict[str, str] = {"torchrec": "holdfast.torchrec"}
@@ -44,20 +47,12 @@ ADAPTERS: dict[str, str] = {"torchrec": "holdfast.torchrec"}
 ``unwrap(optimizer)`` the torch optimizers inside one of the package's, or None if it is not one. It
 is asked only where the package is loaded."""
 
-# Optimizers that move only rows with a gradient; by name, since TorchRec need not be there.
-_FOLLOWS_GRADIENTS = (
-    "torch.optim.sgd.SGD",
-    "torch.optim.adagrad.Adagrad",
-    "torch.optim.sparse_adam.SparseAdam",
-    "torchrec.optim.rowwise_adagrad.RowWiseAdagrad",
-)
-
 
 class Table:
     """What a process holds of one embedding table: a parameter and its optimizer's row state.
 
-    Adapters override ``weight``, ``state_tensors``, ``watch``, ``unseen_mover``, ``is_current``,
-    ``scalars`` and ``load_scalars``, and ``make_room`` where row state appears late.
+    Adapters override ``weight``, ``state_tensors``, ``watch``, ``is_current``, ``scalars`` and
+    ``load_scalars``, and ``make_room`` where row state appears late.
     """
 
     def __init__(
@@ -89,17 +84,25 @@ class Table:
                 piece=(self.rows, self.width),
                 parameter=tuple(parameter.shape),
             )
+        if parameter is not None and not is_column_dtype(parameter.dtype):
+            raise InvalidRequestError(
+                "a table of numbers that are not stored by rows",
+                table=self.whole_name,
+                dtype=str(parameter.dtype),
+                known=list(DTYPE_BYTES),
+                todo="leave it out of pieces=: it then goes along whole",
+            )
 
     # What adapters override.
 
     def weight(self) -> torch.Tensor:
-        """The weights held: [rows, width], fp32, contiguous, sharing memory with the model."""
+        """The weights held: [rows, width], contiguous, sharing memory with the model."""
         return self.parameter.detach()
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """The optimizer's row state that exists now, sharing memory, by the names torch.optim has.
 
-        [rows, ...], fp32, contiguous, sorted by name (some optimizers create it late).
+        [rows, ...], contiguous, sorted by name (some optimizers create it late).
         """
         if self.optimizer is None:
             return {}
@@ -110,13 +113,16 @@ class Table:
 
     @property
     def watch(self) -> Callable[[Mark], Callable[[], None]] | None:
-        """How changes are heard of: called with ``mark``, answers with what ends it. None: by
-        gradients and lookups (checkpoint/tracker.py)."""
+        """How changes are heard of: called with ``mark``, answers with what ends it. None: by the
+        gradient of its parameter (checkpoint/tracking/)."""
         return None
 
-    def unseen_mover(self) -> str | None:
-        """Of tables with a ``watch``: why it would miss rows that change; None: it misses none."""
-        return None
+    def follow(self, found: Table) -> None:
+        """Take over what the model has now in the place of this table, of the same shape: another
+        module or weight, or an optimizer that the parameter was added to later."""
+        self._parameter = found._parameter
+        self.modules = found.modules
+        self.optimizer = found.optimizer
 
     def is_current(self) -> bool:
         """Whether this is still what the model trains."""
@@ -155,9 +161,11 @@ class Table:
     def schema(self) -> TableSchema:
         """The stored table its rows belong to, with the columns as of now."""
         state = [
-            Column(key, math.prod(value.shape[1:])) for key, value in self.state_tensors().items()
+            Column(key, math.prod(value.shape[1:]), dtype_name(value.dtype))
+            for key, value in self.state_tensors().items()
         ]
-        return self.piece.schema(self.whole_name, tuple(state))
+        dtype = dtype_name(self.weight().dtype)
+        return self.piece.schema(self.whole_name, tuple(state), dtype=dtype)
 
     def state_shapes(self) -> dict[str, list[int]]:
         """The shape of row state as if all rows were held."""
@@ -176,31 +184,32 @@ class Table:
             ]
 
     def arrays(self) -> list[np.ndarray]:
-        """Every column as a NumPy view; a column on another device is copied to the host."""
-        return [column.cpu().numpy() for column in self.tensors()]
+        """Every column as an array (dtypes.py) that shares memory; a column on another device is
+        copied to the host."""
+        return [as_array(column) for column in self.tensors()]
 
     def load_arrays(self, arrays: Sequence[np.ndarray]) -> None:
         """Take over what was written into ``arrays()``; a column on the host shares it already."""
         for column, array_ND in zip(self.tensors(), arrays, strict=True):
             if column.device.type != "cpu":
-                column.copy_(torch.from_numpy(array_ND))
+                column.copy_(as_tensor(array_ND))
 
     def gather(self, ids_N: np.ndarray, out: Sequence[np.ndarray]) -> None:
         """Copy some rows, every column, into the caller's arrays."""
         for column, out_ND in zip(self.tensors(), out, strict=True):
             if column.device.type == "cpu":
-                row_kernels.gather(column.numpy(), ids_N, out_ND)
+                row_kernels.gather(as_bits(as_array(column)), ids_N, as_bits(out_ND))
             else:
                 chosen = torch.from_numpy(ids_N).to(column.device)
-                torch.from_numpy(out_ND).copy_(column.index_select(0, chosen))
+                as_tensor(out_ND).copy_(column.index_select(0, chosen))
 
     def hash_rows(self, ids_N: np.ndarray | None = None) -> np.ndarray:
         """A 64-bit hash of every row with its state, or of some rows."""
         if ids_N is None:
             arrays = self.arrays()
         else:
-            widths = [column.width for column in self.schema().columns]
-            arrays = [np.empty((len(ids_N), width), np.float32) for width in widths]
+            columns = self.schema().columns
+            arrays = [np.empty((len(ids_N), c.width), array_dtype(c.dtype)) for c in columns]
             self.gather(ids_N, arrays)
         hashes_N = np.zeros(len(arrays[0]), np.uint64)
         for array_ND in arrays:
@@ -211,16 +220,15 @@ class Table:
         """Copy the rows ``start`` to ``stop``, every column, into the caller's arrays."""
         for column, out_ND in zip(self.tensors(), out, strict=True):
             if column.device.type == "cpu":
-                np.copyto(out_ND, column.numpy()[start:stop])
+                np.copyto(as_bits(out_ND), as_bits(as_array(column)[start:stop]))
             else:
-                torch.from_numpy(out_ND).copy_(column[start:stop])
+                as_tensor(out_ND).copy_(column[start:stop])
 
 
 def has_row_state_shape(shape: Sequence[int], dtype: torch.dtype, rows: int) -> bool:
     """Whether numbers of this shape and type are some for every row of a table."""
-    return (
-        dtype == torch.float32 and len(shape) >= 1 and shape[0] == rows and math.prod(shape) >= rows
-    )
+    is_by_rows = len(shape) >= 1 and shape[0] == rows and math.prod(shape) >= rows
+    return is_column_dtype(dtype) and is_by_rows
 
 
 def is_row_state(value: object, rows: int) -> bool:
@@ -235,7 +243,7 @@ def is_row_state(value: object, rows: int) -> bool:
 
 def has_table_shape(shape: Sequence[int], dtype: torch.dtype) -> bool:
     """Whether an embedding's weight of this shape and type is a table."""
-    return dtype == torch.float32 and len(shape) == 2 and math.prod(shape) > 0
+    return is_column_dtype(dtype) and len(shape) == 2 and math.prod(shape) > 0
 
 
 def _is_table(module: nn.Module) -> bool:
@@ -296,21 +304,18 @@ def _adapters() -> list[ModuleType]:
     return [import_module(home) for package, home in ADAPTERS.items() if package in sys.modules]
 
 
-def moves_unseen(optimizer: torch.optim.Optimizer | None, parameter: nn.Parameter) -> str | None:
-    """Why an optimizer would move rows of a table that have no gradient; None if it does not."""
-    groups = [] if optimizer is None else optimizer.param_groups
-    owning = [g for g in groups if any(p is parameter for p in g["params"])]
-    if not owning:
-        return "no optimizer was given that updates it"
-    group = owning[0]
-    kind = type(optimizer).__name__
-    if f"{type(optimizer).__module__}.{kind}" not in _FOLLOWS_GRADIENTS:
-        return f"{kind} may move rows that were not looked up"
-    if group.get("momentum", 0):
-        return f"{kind} with momentum keeps moving rows after their lookup"
-    if group.get("weight_decay", 0):
-        return f"{kind} with weight_decay moves every row"
-    return None
+def find_owners(
+    optimizers: Iterable[torch.optim.Optimizer],
+) -> dict[int, list[torch.optim.Optimizer]]:
+    """The optimizers of every parameter, by the parameter's identity."""
+    owners: dict[int, list[torch.optim.Optimizer]] = {}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                known = owners.setdefault(id(parameter), [])
+                if not any(optimizer is other for other in known):
+                    known.append(optimizer)
+    return owners
 
 
 def find_tables(
@@ -320,28 +325,23 @@ def find_tables(
     pieces: Mapping[str, Piece] | None = None,
     is_replicated: bool = False,
 ) -> list[Table]:
-    """The model's tables in the order of its modules, each named as in ``state_dict()``.
+    """The model's tables in the order of its modules, each named as in the plain model's
+    ``state_dict()`` (names.py).
 
-    Two modules that share one weight are one table. Embeddings that are not fp32 and contiguous
-    are not tables: they go along whole as dense state. ``pieces`` says by the names of parameters
-    which of them are parts of larger tables; the others are whole, and the same in every process
-    if ``is_replicated``.
+    Two modules that share one weight are one table. Embeddings that are not contiguous, or of a
+    type that no column has (schema.py), are not tables: they go along whole as dense state.
+    ``pieces`` says by the names of parameters which of them are parts of larger tables; the others
+    are whole, and the same in every process if ``is_replicated``.
 
     Raises:
         InvalidRequestError: a table is in two optimizers, or there is no such parameter.
     """
-    owner: dict[int, torch.optim.Optimizer] = {}
-    shared: set[int] = set()
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if owner.setdefault(id(parameter), optimizer) is not optimizer:
-                    shared.add(id(parameter))
-    left = dict(pieces or {})
+    owners = find_owners(optimizers)
+    left = {plain_name(name): piece for name, piece in (pieces or {}).items()}
     found: dict[int, Table] = {}
     for path, module in model.named_modules():
         for kind, weight in module.named_parameters(recurse=False):
-            name = f"{path}.{kind}" if path else kind
+            name = plain_name(f"{path}.{kind}" if path else kind)
             piece = left.pop(name, None)
             if piece is None and not (kind == "weight" and _is_table(module)):
                 continue
@@ -354,7 +354,7 @@ def find_tables(
                     table=name,
                     todo="leave the tables out of it, or hold local tensors and declare pieces=",
                 )
-            if id(weight) in shared:
+            if len(owners.get(id(weight), ())) > 1:
                 raise InvalidRequestError(
                     "a table is in two optimizers", table=name, todo="give each table one optimizer"
                 )
@@ -362,7 +362,8 @@ def find_tables(
                 rows, width = weight.shape
                 piece = Piece(int(rows), int(width), is_replicated=is_replicated)
             modules = [module] if isinstance(module, nn.Embedding | nn.EmbeddingBag) else []
-            found[id(weight)] = Table(name, weight, modules, owner.get(id(weight)), piece=piece)
+            optimizer = next(iter(owners.get(id(weight), ())), None)
+            found[id(weight)] = Table(name, weight, modules, optimizer, piece=piece)
     if left:
         raise InvalidRequestError(
             "the model has no such parameter", pieces=sorted(left), todo="name them as state_dict()"
@@ -373,9 +374,10 @@ def find_tables(
 def lose_rows(tables: Iterable[Table], placement: Placement, servers: Iterable[int]) -> None:
     """What a failure does: the rows of these servers, with their state, are gone (NaN)."""
     lost = list(servers)
-    with torch.no_grad():
-        for table in tables:
-            for server in lost:
-                ids = torch.from_numpy(placement.rows_of(server, table.rows))
-                for column in table.tensors():
-                    column[ids.to(column.device)] = torch.nan
+    for table in tables:
+        arrays = table.arrays()  # not through torch, which would count it as a write of training
+        for server in lost:
+            ids_N = placement.rows_of(server, table.rows)
+            for array_ND in arrays:
+                fill_nan(array_ND, ids_N)
+        table.load_arrays(arrays)

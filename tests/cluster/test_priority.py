@@ -342,6 +342,17 @@ def test_the_pls_counts_from_the_last_round_of_saves(tmp_path: Path) -> None:
             assert t.layer.lost([1, 2], at, 1000) == pytest.approx(2 * passed / 1000 / 5)
 
 
+@pytest.mark.parametrize(("every", "apart", "r"), [(80, 10, 0.125), (100, 12, 0.125), (4, 1, 0.25)])
+def test_an_interval_is_that_of_a_whole_round_of_saves(
+    every: int, apart: int, r: float, tmp_path: Path
+) -> None:
+    with trial(make_spec(), tmp_path, strategy="cpr-mfu", every_batches=every) as t:
+        assert t.layer._every == apart
+        assert t.layer.strategy.priority is not None
+        assert t.layer.strategy.priority.r == r
+        assert apart * t.layer.strategy.priority.saves_a_round <= every
+
+
 @pytest.mark.parametrize("strategy", ["cpr-mfu", "cpr-ssu", "cpr-scar"])
 def test_a_strategy_by_name_recovers_partially(strategy: str, tmp_path: Path) -> None:
     with trial(make_spec(), tmp_path, strategy=strategy) as t:

@@ -47,15 +47,21 @@ def kill_after(example: str, url: Path, line: str) -> None:
 
 def everything(url: Path) -> tuple[dict[str, bytes], str]:
     """Every row with its state, every dense tensor, and all that is not a tensor, at the end."""
+    assert hf.open(url).steps[-1] == STEPS
+    return checkpoint_at(url, STEPS)
+
+
+def checkpoint_at(url: Path, step: int) -> tuple[dict[str, bytes], str]:
+    """The same, at one step."""
     run = hf.open(url)
-    assert run.steps[-1] == STEPS
     found: dict[str, bytes] = {}
-    for schema in run.tables(STEPS):
-        rows = run.read(STEPS, schema.name)
+    for schema in run.tables(step):
+        rows = run.read(step, schema.name)
         found[schema.name] = rows.weight.tobytes()
         found |= {f"{schema.name}.{key}": value.tobytes() for key, value in rows.state.items()}
-    dense = run.dense(STEPS)
-    structure, tensors = flatten({key: dense[key] for key in ("model", "optimizers", "extras")})
+    dense = run.dense(step)
+    kept = ("model", "optimizers", "extras", "rng")
+    structure, tensors = flatten({key: dense[key] for key in kept})
     found |= {name: _bytes(tensor) for name, tensor in tensors.items()}
     return found, repr(structure)
 

@@ -79,7 +79,7 @@ def load(
         for step in steps:
             ck.restore(step)
             for parameter in training.model.parameters():
-                assert not np.isnan(parameter.detach().numpy()).any()
+                assert not parameter.isnan().any()
             found.append({"held": training.held(), "network": training.network()})
     return found
 
@@ -139,7 +139,7 @@ def load_own(
 def save_apart(rank: int, ranks: int, group: Any, *, url: str) -> str:
     """Ranks that are at different steps: what each is told."""
     training = Training("row", rank, ranks)
-    with _checkpointer(url, training, group) as ck:
+    with _checkpointer(url, training, group, save_last=False) as ck:
         for _ in range(1 + rank):
             ck.step()
         try:
@@ -305,3 +305,53 @@ def save_alone(rank: int, ranks: int, group: Any, *, url: str) -> tuple[int, ...
         if rank == 0:  # the other has nothing to save, and is not waited for
             ck.save().durable(60)
         return ck.steps
+
+
+def preempt_by_notice(
+    rank: int, ranks: int, group: Any, *, url: str, notices: Sequence[tuple[int, int]]
+) -> dict[str, Any]:
+    """Notices to a rank some steps after the one before: where each rank stopped for them."""
+    training = Training("row", rank, ranks)
+    stopped = []
+    with _checkpointer(url, training, group, save_last=False) as ck:
+        for who, steps in notices:
+            ck._preemption.is_preempted = False
+            asks_at = ck.current_step + steps
+            while not ck.is_preempted:
+                training.train([ck.current_step + 1])
+                ck.step()
+                if rank == who and ck.current_step == asks_at:
+                    ck.preempt(deadline_s=60)
+            stopped.append(ck.current_step)
+        steps = ck.steps
+    return {"stopped": stopped, "steps": steps, "held": training.held()}
+
+
+def train_by_time(
+    rank: int, ranks: int, group: Any, *, url: str, steps: int, every: Any
+) -> tuple[int, ...]:
+    """Save by time; every rank has another clock, and steps take another time by it."""
+    training = Training("row", rank, ranks)
+    draw = np.random.default_rng(rank)
+    now = [float(draw.uniform(0, 1e9))]
+    settings: dict[str, Any] = {"every": every, "clock": lambda: now[0], "save_last": False}
+    with _checkpointer(url, training, group, **settings) as ck:
+        for step in range(1, steps + 1):
+            training.train([step])
+            now[0] += 1.0 if rank == 0 else float(draw.uniform(-3, 9))
+            ck.step()
+        ck.wait()
+        return ck.steps
+
+
+def train_to_the_end(
+    rank: int, ranks: int, group: Any, *, url: str, steps: int, **settings: Any
+) -> dict[str, Any]:
+    """Train a number of steps more in a with block, and leave it."""
+    training = Training("row", rank, ranks)
+    with _checkpointer(url, training, group, **settings) as ck:
+        first = ck.resume()
+        training.train(range(first + 1, first + steps + 1))
+        for _ in range(steps):
+            ck.step()
+    return {"first": first, "held": training.held()}

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 import holdfast as hf
+from holdfast.dtypes import fill_nan
+from holdfast.tensors import as_array
 
 TABLES = {"users.weight": (61, 8), "items.weight": (40, 6), "tags.weight": (5, 4)}
 LAYOUTS = ("row", "column", "table", "replicated", "grid")
@@ -66,11 +68,12 @@ def pieces_of(layout: str, rank: int, ranks: int) -> dict[str, hf.Piece]:
 class Model(nn.Module):
     """Pieces, and a network that every rank has."""
 
-    def __init__(self, pieces: Mapping[str, hf.Piece]) -> None:
+    def __init__(self, pieces: Mapping[str, hf.Piece], dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         for name, piece in pieces.items():
             module = nn.Embedding(max(1, piece.local_rows), len(piece.floats), sparse=True)
-            module.weight = nn.Parameter(torch.zeros(piece.local_rows, len(piece.floats)))
+            weight = torch.zeros(piece.local_rows, len(piece.floats), dtype=dtype)
+            module.weight = nn.Parameter(weight)
             self.add_module(name.split(".")[0], module)
         self.top = nn.Linear(3, 2)
 
@@ -114,12 +117,13 @@ def gradient(table: str, step: int) -> np.ndarray:
 
 
 class Training:
-    """One rank's part of the training."""
+    """One rank's part of the training; ``adagrad@bfloat16`` has tables of that type."""
 
     def __init__(self, layout: str, rank: int, ranks: int, *, optimizer: str = "adagrad") -> None:
         torch.manual_seed(5)
         self.pieces = pieces_of(layout, rank, ranks)
-        self.model = Model(self.pieces)
+        optimizer, _, dtype = optimizer.partition("@")
+        self.model = Model(self.pieces, getattr(torch, dtype or "float32"))
         make: Any = {"adagrad": torch.optim.Adagrad, "sparse-adam": None, "rowwise": RowwiseAdagrad}
         self.optimizer: torch.optim.Optimizer = make[optimizer](self.model.parameters(), lr=0.1)
         self.step_ = 0
@@ -140,7 +144,7 @@ class Training:
                 parameter = self.parameter(name)
                 parameter.grad = torch.sparse_coo_tensor(
                     torch.from_numpy(local[local >= 0][None]),
-                    torch.from_numpy(values),
+                    torch.from_numpy(values).to(parameter.dtype),
                     parameter.shape,
                     check_invariants=True,
                 ).coalesce()
@@ -153,10 +157,10 @@ class Training:
         found = {}
         for name, piece in self.pieces.items():
             parameter = self.parameter(name)
-            columns = {"weight": parameter.detach().numpy().copy()}
+            columns = {"weight": as_array(parameter).copy()}
             state = self.optimizer.state.get(parameter, {})
             if "sum" in state:
-                columns["sum"] = state["sum"].detach().numpy().copy()
+                columns["sum"] = as_array(state["sum"]).copy()
             found[name] = (piece, columns)
         return found
 
@@ -175,14 +179,17 @@ def assemble(held: Iterable[Mapping[str, tuple[hf.Piece, dict[str, np.ndarray]]]
             for name, values in columns.items():
                 if values.ndim == 1:
                     continue
-                full = into.setdefault(name, np.full(TABLES[piece.table], np.nan, np.float32))
+                if name not in into:
+                    into[name] = np.zeros(TABLES[piece.table], values.dtype)
+                    fill_nan(into[name], np.arange(len(into[name])))
+                full = into[name]
                 ids = np.asarray(piece.ids)
                 full[ids, piece.floats.start : piece.floats.stop] = values
     return whole
 
 
-def expected(step: int) -> Whole:
+def expected(step: int, *, optimizer: str = "adagrad") -> Whole:
     """What an undisturbed training in one process has after so many steps."""
-    training = Training("replicated", 0, 1)
+    training = Training("replicated", 0, 1, optimizer=optimizer)
     training.train(range(1, step + 1))
     return assemble([training.held()])

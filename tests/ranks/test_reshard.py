@@ -16,9 +16,9 @@ SAVES = [2, 3, 5, 7]
 STRATEGIES = ("check-n-run", "incrcp")
 
 
-def check(found: Whole, step: int) -> None:
+def check(found: Whole, step: int, *, optimizer: str = "adagrad") -> None:
     """Every float of every table, with its state, is what an undisturbed training has."""
-    for table, columns in expected(step).items():
+    for table, columns in expected(step, optimizer=optimizer).items():
         for name, values in columns.items():
             assert np.array_equal(found[table][name], values), (table, name, step)
 
@@ -55,3 +55,22 @@ def test_what_ranks_saved_others_load(pool: Pool, tmp_path: Path, ranks: int, la
     check_written_once(hf.open(url))
     report = hf.verify(url)
     assert report.is_sound, report.damages
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("layout", ["row", "grid"])
+def test_pieces_of_every_number_type_move_between_ranks(
+    pool: Pool, tmp_path: Path, layout: str, dtype: str
+) -> None:
+    url, optimizer = str(tmp_path), f"adagrad@{dtype}"
+    saved = pool.run("train", 2, url=url, layout=layout, saves=SAVES, strategy="incrcp",
+                     optimizer=optimizer)  # fmt: skip
+    assert "delta" in saved[0]["kinds"]
+    check(assemble(one["held"] for one in saved), SAVES[-1], optimizer=optimizer)
+    for others, other in ((3, "column"), (1, "replicated")):
+        loaded = pool.run("load", others, url=url, layout=other, steps=SAVES, optimizer=optimizer)
+        for index, step in enumerate(SAVES):
+            check(assemble(one[index]["held"] for one in loaded), step, optimizer=optimizer)
+    check_written_once(hf.open(url))
+    assert hf.verify(url).is_sound
+    assert {c.dtype for t in hf.open(url).tables(7) for c in t.columns} == {dtype}

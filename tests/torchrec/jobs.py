@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed.checkpoint as dcp
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 import holdfast as hf
-from holdfast.checkpoint.tracker import LookupTracker
+from holdfast.checkpoint.tracking import Tracker
 from holdfast.kernels import bitmap
 from holdfast.modelstate import ModelState
 from tests.torchrec.cases import EXAMPLE, Pieces
@@ -22,6 +23,7 @@ from tests.torchrec.models import (
     Trainer,
     make_optimizers,
     make_plain_pieces,
+    numbers_of,
     unsupported_bags,
 )
 
@@ -36,7 +38,7 @@ def track(*, optimizer: str, layout: int, steps: int) -> dict[str, list[tuple[se
     """By stored table and step: the rows that were marked, and those that differ from before."""
     trainer = Trainer(optimizer=optimizer, layout=layout)
     tables = ModelState(trainer.model, trainer.optimizers).tables
-    tracker = LookupTracker(tables)
+    tracker = Tracker(tables)
     cursor = tracker.cursor()
     found: dict[str, list[tuple[set[int], set[int]]]] = {table.name: [] for table in tables}
     for step in range(steps):
@@ -44,6 +46,7 @@ def track(*, optimizer: str, layout: int, steps: int) -> dict[str, list[tuple[se
         trainer.evaluate(100 + step)  # looks up other rows, and changes none
         trainer.train(range(step, step + 1))
         after = Local(trainer).copy()
+        tracker.catch_up(cursor)
         marks = cursor.advance()
         for table in tables:
             index = [c for _, c, _ in after[table.whole_name]].index(table.piece.floats.start)
@@ -89,8 +92,9 @@ def restore(*, url: str, optimizer: str, layout: int, step: int) -> Pieces:
 def restore_plain(*, url: str, optimizer: str, step: int) -> Pieces:
     """The same, into the model as it is without sharding."""
     torch.manual_seed(9)
-    model = Model()
-    optimizers = make_optimizers(model, optimizer)
+    kind, numbers = numbers_of(optimizer)
+    model = Model(numbers)
+    optimizers = make_optimizers(model, kind)
     with hf.Checkpointer(
         url, model=model, optimizer=optimizers, codec="fp32", tracking="hash"
     ) as ck:
@@ -163,6 +167,36 @@ def combined(*, url: str) -> dict[str, Any]:
     }
 
 
+def scheduled(*, url: str) -> dict[str, Any]:
+    """Train with a rate that falls exactly at the checkpoint; the rates and rows that follow."""
+
+    def train(trainer: Trainer, schedule: Any, ck: hf.Checkpointer | None, steps: range) -> None:
+        def after(step: int) -> None:
+            trainer.model.fused_optimizer.step()
+            schedule.step()
+            if ck is not None:
+                ck.step()
+
+        trainer.train(steps, after=after)
+
+    def make(seed: int) -> tuple[Trainer, Any]:
+        trainer = Trainer(optimizer="rowwise-adagrad", seed=seed)
+        fused = trainer.model.fused_optimizer
+        return trainer, torch.optim.lr_scheduler.StepLR(fused, step_size=3, gamma=0.1)
+
+    whole, schedule = make(5)
+    train(whole, schedule, None, range(5))
+    first, schedule = make(5)
+    with make_checkpointer(url, first, extras={"schedule": schedule}, every=3) as ck:
+        train(first, schedule, ck, range(3))
+    second, schedule = make(9)
+    with make_checkpointer(url, second, extras={"schedule": schedule}, every=3) as ck:
+        assert ck.resume() == 3
+        rates = [group["lr"] for group in second.model.fused_optimizer.param_groups]
+        train(second, schedule, ck, range(3, 5))
+    return {"rates": rates, "once": Local(whole).copy(), "resumed": Local(second).copy()}
+
+
 def combine(trainer: Trainer) -> CombinedOptimizer:
     """One optimizer of the fused ones and of the torch optimizers of a trainer."""
     names = {id(p): name for name, p in trainer.model.named_parameters()}
@@ -172,3 +206,40 @@ def combine(trainer: Trainer) -> CombinedOptimizer:
         named = {names[id(p)]: p for p in parameters}
         wrapped.append(KeyedOptimizerWrapper(named, lambda _, made=optimizer: made))
     return CombinedOptimizer([trainer.model.fused_optimizer, *wrapped])
+
+
+def load_file(*, path: str, optimizer: str, layout: int) -> Pieces:
+    """What is held after plain torch has loaded an exported file; nothing of Holdfast is used."""
+    trainer = Trainer(optimizer=optimizer, layout=layout, seed=9)
+    trainer.train(range(50, 52))
+    file = torch.load(path, weights_only=True)
+    trainer.model.load_state_dict(file["model"])  # TorchRec cuts whole tensors itself
+    held = trainer.model.fused_optimizer.state_dict()["state"]
+    for name, states in held.items():  # of tables that this rank holds something of
+        for key, sharded in states.items():
+            whole = file["fused_optimizer"]["state"][name][key]
+            for shard in sharded.local_shards():
+                # Where columns are cut, TorchRec counts one number a row on over the cuts.
+                first, *rest = shard.metadata.shard_offsets
+                sizes = shard.metadata.shard_sizes
+                starts = [first % len(whole), *rest]
+                where = [slice(a, a + n) for a, n in zip(starts, sizes, strict=True)]
+                shard.tensor.copy_(whole[tuple(where)])
+    (rate,) = {group["lr"] for group in file["fused_optimizer"]["param_groups"]}
+    for group in trainer.model.fused_optimizer.param_groups:
+        group["lr"] = rate
+    for name, each in trainer.optimizers.items():
+        each.load_state_dict(file["optimizers"][name])
+    return Local(trainer).copy()
+
+
+def load_folder(*, path: str, optimizer: str, layout: int) -> Pieces:
+    """The same of a folder, which DCP loads into sharded tensors."""
+    trainer = Trainer(optimizer=optimizer, layout=layout, seed=9)
+    trainer.train(range(50, 52))
+    fused = trainer.model.fused_optimizer
+    state = {"model": trainer.model.state_dict(), "fused_optimizer": fused.state_dict()}
+    dcp.load(state, checkpoint_id=path)
+    trainer.model.load_state_dict(state["model"])
+    fused.load_state_dict(state["fused_optimizer"])
+    return Local(trainer).copy()

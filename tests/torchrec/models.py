@@ -24,6 +24,7 @@ from torchrec import (
 )
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embedding_kernel import BaseEmbedding
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import (
     column_wise,
@@ -36,6 +37,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.modules.embedding_configs import DataType
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
+from holdfast.torchrec.claim import sharded_collections
 from tests.torchrec.cases import (
     COLLECTIONS,
     COLUMN,
@@ -65,7 +67,7 @@ _CUTS = {
 class Model(nn.Module):
     """Bags, weighted bags and sequences over the same kinds of features, and a small network."""
 
-    def __init__(self) -> None:
+    def __init__(self, numbers: DataType = DataType.FP32) -> None:
         super().__init__()
         cpu = torch.device("cpu")
         bags = [
@@ -75,6 +77,7 @@ class Model(nn.Module):
                     embedding_dim=WIDTH,
                     num_embeddings=rows,
                     feature_names=_features(kind, index),
+                    data_type=numbers,
                 )
                 for index, rows in enumerate(ROWS)
             ]
@@ -86,6 +89,7 @@ class Model(nn.Module):
                 embedding_dim=WIDTH,
                 num_embeddings=rows,
                 feature_names=_features("s", index),
+                data_type=numbers,
             )
             for index, rows in enumerate(ROWS)
         ]
@@ -150,14 +154,23 @@ def make_batch(
     return batch
 
 
+def numbers_of(optimizer: str) -> tuple[str, DataType]:
+    """The optimizer and the numbers that a name like ``sgd@FP16`` stands for."""
+    kind, _, numbers = optimizer.partition("@")
+    return kind, DataType(numbers or "FP32")
+
+
 class Trainer:
     """A model sharded over the current process group, and its torch optimizers."""
 
     def __init__(self, *, optimizer: str, layout: int = 0, seed: int = 5) -> None:
         torch.manual_seed(seed)
+        optimizer, numbers = numbers_of(optimizer)
         is_dense = optimizer == "adam"  # fbgemm has no fused Adam on CPUs
         self.tracking = "hash" if is_dense else "lookup"
-        self.model = shard(Model(), layout, "dense" if is_dense else "fused", _FUSED.get(optimizer))
+        self.model = shard(
+            Model(numbers), layout, "dense" if is_dense else "fused", _FUSED.get(optimizer)
+        )
         self.optimizers = make_optimizers(self.model, optimizer)
         kinds = [type_of("sequences", index, layout) for index in range(len(ROWS))]
         self._single = [i for i, kind in enumerate(kinds) if is_dense or kind == REPLICATED]
@@ -229,9 +242,11 @@ def shard(
 
 def make_optimizers(model: nn.Module, kind: str) -> dict[str, torch.optim.Optimizer]:
     """Torch optimizers for what is not fused: of tables, as the fused one would; of the rest."""
+    # A small eps is zero in fp16, and rows without a gradient become 0 / 0.
+    eps = 1e-3 if any(p.dtype == torch.float16 for p in model.parameters()) else 1e-8
     made: dict[str, Any] = {
-        "rowwise-adagrad": lambda group: RowWiseAdagrad(group, lr=0.1, eps=1e-8),
-        "adagrad": lambda group: torch.optim.Adagrad(group, lr=0.1, eps=1e-8),
+        "rowwise-adagrad": lambda group: RowWiseAdagrad(group, lr=0.1, eps=eps),
+        "adagrad": lambda group: torch.optim.Adagrad(group, lr=0.1, eps=eps),
         "sgd": lambda group: torch.optim.SGD(group, lr=0.1),
         "adam": lambda group: torch.optim.Adam(group, lr=0.01),
     }
@@ -248,8 +263,8 @@ def make_optimizers(model: nn.Module, kind: str) -> dict[str, torch.optim.Optimi
 class Local:
     """What this rank holds of the tables, with the row state, read from the kernels themselves.
 
-    By table: pieces (first row, first column, arrays by column name), which share memory. Row state
-    is named as torch does.
+    By table: pieces (first row, first column, arrays by column name). Row state is named as torch
+    does. Numbers of other types come as the same numbers in float32.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -261,16 +276,19 @@ class Local:
             if "embedding" not in name:
                 continue
             if not isinstance(value, ShardedTensor):
-                arrays = {"weight": value.detach().numpy(), **torch_state(optimizer, named[name])}
+                arrays = {
+                    "weight": value.detach().float().numpy(),
+                    **torch_state(optimizer, named[name]),
+                }
                 self.pieces[name] = [(0, 0, arrays)]
                 continue
             self.pieces[name] = []
             for index, shard in enumerate(value.local_shards()):
                 row, column = shard.metadata.shard_offsets
-                arrays = {"weight": shard.tensor.detach().numpy()}
+                arrays = {"weight": shard.tensor.detach().float().numpy()}
                 for key, state in fused.get(name, {}).items():
                     assert key.endswith(".momentum1")
-                    arrays["sum"] = state.local_shards()[index].tensor.numpy()
+                    arrays["sum"] = state.local_shards()[index].tensor.float().numpy()
                 arrays |= torch_state(optimizer, named[name])
                 self.pieces[name].append((row, column, arrays))
 
@@ -286,7 +304,7 @@ def torch_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> di
     """The row state that a torch optimizer has of a parameter."""
     state = optimizer.state.get(parameter, {})
     return {
-        key: value.numpy()
+        key: value.float().numpy()
         for key, value in state.items()
         if isinstance(value, torch.Tensor) and value.ndim
     }
@@ -296,7 +314,7 @@ def make_plain_pieces(model: Model, optimizers: dict[str, torch.optim.Optimizer]
     """The pieces of a model that is not sharded: all of it."""
     return {
         name: [
-            (0, 0, {"weight": p.detach().numpy(), **torch_state(optimizers["tables"], p)}),
+            (0, 0, {"weight": p.detach().float().numpy(), **torch_state(optimizers["tables"], p)}),
         ]
         for name, p in model.named_parameters()
         if "embedding" in name
@@ -307,7 +325,9 @@ def unsupported_bags() -> dict[str, DistributedModelParallel]:
     """Sharded collections, each with something that Holdfast refuses."""
     moves_all = EmbOptimType.EMAINPLACE_ROWWISE_ADAGRAD
     return {
-        "fp16": _shard_bags(DataType.FP16, {}, table_wise(rank=0, compute_kernel="fused")),
+        "int8": _as_int8(
+            _shard_bags(DataType.FP32, {}, table_wise(rank=0, compute_kernel="fused"))
+        ),
         "cached": _shard_bags(
             DataType.FP32, {}, table_wise(rank=0, compute_kernel="fused_uvm_caching")
         ),
@@ -318,6 +338,18 @@ def unsupported_bags() -> dict[str, DistributedModelParallel]:
             DataType.FP32, {}, column_wise(ranks=[0, 0], compute_kernel="dense")
         ),
     }
+
+
+def _as_int8(model: DistributedModelParallel) -> DistributedModelParallel:
+    """As if the kernels held integers; TorchRec does not train such tables yet."""
+    for _, collection in sharded_collections(model):
+        for lookup in collection._lookups:
+            for part in lookup.modules():
+                for table in (
+                    part.config.embedding_tables if isinstance(part, BaseEmbedding) else ()
+                ):
+                    table.data_type = DataType.INT8
+    return model
 
 
 def _shard_bags(numbers: DataType, fused: dict[str, Any], way: Any) -> DistributedModelParallel:

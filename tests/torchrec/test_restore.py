@@ -14,6 +14,7 @@ SAVES = (2, 4, 5)  # a base, and two that hold what changed
 
 
 RUNS = [(optimizer, way) for optimizer in OPTIMIZERS for way in ("incrcp", "check-n-run")]
+RUNS += [("rowwise-adagrad@FP16", "incrcp"), ("adagrad@FP16", "check-n-run")]
 
 
 @pytest.fixture(scope="module", params=RUNS, ids="-".join)
@@ -57,7 +58,7 @@ def test_a_model_that_is_not_sharded_restores_what_sharded_ones_saved(
     assert check_restored([pieces[-1] for pieces in held], restored) > 7_000
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "rowwise-adagrad@FP16"])
 def test_a_resumed_run_ends_as_one_that_never_stopped(
     pool: Pool, optimizer: str, tmp_path: Path
 ) -> None:
@@ -83,3 +84,13 @@ def test_an_optimizer_of_optimizers_is_saved_by_the_ones_inside(
     for answer in answers:
         assert answer["is_joined"] == [True] * 4
         assert answer["rates"] and set(np.float32(answer["rates"])) == {np.float32(0.025)}
+
+
+def test_a_fused_rate_that_falls_at_the_checkpoint_has_fallen_after_it(
+    pool: Pool, tmp_path: Path
+) -> None:
+    """The scheduler's rate is restored, not the one that the kernel was last trained with."""
+    answers = pool.run("scheduled", ranks=2, url=str(tmp_path))
+    check_restored([a["once"] for a in answers], [a["resumed"] for a in answers])
+    for answer in answers:
+        assert np.allclose(answer["rates"], 0.01)

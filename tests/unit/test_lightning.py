@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -161,6 +162,29 @@ def test_gathered_gradients_are_never_cut_in_two(tmp_path: Path) -> None:
     fit(tmp_path / "run", 7, accumulate=2, every=1, stop_after=4)
     assert hf.open(tmp_path / "run").steps[-1] == 4
     assert numbers(*fit(tmp_path / "run", 7, accumulate=2, every=1)[:2]) == calm
+
+
+# in mid-accumulation too, where Lightning by itself would stop at once
+@pytest.mark.parametrize(("at", "accumulate", "saved"), [(7, 1, 8), (2, 2, 2), (4, 3, 2)])
+def test_a_trainer_that_is_sent_sigterm_saves_the_step_and_stops(
+    tmp_path: Path, at: int, accumulate: int, saved: int
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    calm = numbers(*fit(tmp_path / "calm", 10, accumulate=accumulate)[:2])
+
+    class Ended(lightning.Callback):  # type: ignore[misc,name-defined]
+        batches = 0
+
+        def on_train_batch_start(self, *_: Any) -> None:
+            self.batches += 1
+            if self.batches == at + 1:
+                signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        fit(tmp_path / "run", 10, accumulate=accumulate, every=100, callbacks=(Ended(),))
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert hf.open(tmp_path / "run").steps == (saved,)
+    assert numbers(*fit(tmp_path / "run", 10, accumulate=accumulate)[:2]) == calm
 
 
 def test_lightnings_own_checkpoints_work_beside_it(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from holdfast.errors import InvalidRequestError
 from holdfast.modelstate import ModelState
+from holdfast.pieces import Piece
 from holdfast.tables import find_tables
 from tests.conftest import TinyModel, make_optimizers, train_steps
 
@@ -74,11 +76,43 @@ def test_state_that_is_one_number_a_row_is_a_column_of_width_one() -> None:
     assert fresh.tables[0].state_tensors()["row_sum"].shape == (30,)
 
 
-def test_embeddings_that_are_not_fp32_go_along_as_dense_state() -> None:
-    model = nn.ModuleDict({"small": nn.Embedding(10, 4).half(), "full": nn.Embedding(10, 4)})
+def test_embeddings_of_every_float_type_are_tables() -> None:
+    dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+    model = nn.ModuleList(nn.Embedding(10, 4, dtype=dtype) for dtype in dtypes)
+    state = ModelState(model)
+    assert [f"torch.{s.columns[0].dtype}" for s in state.schemas()] == list(map(str, dtypes))
+    assert [s.row_bytes for s in state.schemas()] == [16, 8, 8, 32]
+    assert not state.dense()["model"]
+
+
+def test_embeddings_of_other_types_go_along_as_dense_state() -> None:
+    model = nn.ModuleDict({"small": nn.Embedding(10, 4), "full": nn.Embedding(10, 4)})
+    weight = torch.zeros(10, 4).to(torch.float8_e4m3fn)
+    model["small"].weight = nn.Parameter(weight, requires_grad=False)
     state = ModelState(model)
     assert [table.name for table in state.tables] == ["full.weight"]
     assert set(state.dense()["model"]) == {"small.weight"}
+    with pytest.raises(InvalidRequestError, match="float8"):
+        ModelState(model, pieces={"small.weight": Piece(10, 4)})
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.float32])
+def test_rows_of_every_type_are_copied_bit_for_bit(dtype: torch.dtype) -> None:
+    module = nn.Embedding(40, 3, dtype=dtype)
+    noise = torch.randint(0, 256, (40 * 3 * dtype.itemsize,), dtype=torch.uint8)
+    module.weight.data = noise.view(dtype).view(40, 3)  # NaN with payloads among them
+    (table,) = find_tables(module)
+    bits = noise.view(40, -1).numpy()
+    ids = np.array([3, 4, 39])
+    out = [np.empty((3, 3), table.arrays()[0].dtype)]
+    table.gather(ids, out)
+    assert out[0].tobytes() == bits[ids].tobytes()
+    table.gather_range(7, 10, out)
+    assert out[0].tobytes() == bits[7:10].tobytes()
+    hashes = table.hash_rows()
+    assert np.array_equal(table.hash_rows(ids), hashes[ids])
+    table.arrays()[0].view(np.uint8)[5, 1] ^= 1  # shares memory
+    assert np.flatnonzero(table.hash_rows() != hashes).tolist() == [5]
 
 
 def test_tables_are_named_as_in_state_dict() -> None:

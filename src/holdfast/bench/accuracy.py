@@ -214,6 +214,7 @@ def _train(
         state_codec=setting.state_codec,
         keep=1,
         threads=1,
+        save_last=False,
     ) as ck:
         for batch in batches:
             for optimizer in optimizers:

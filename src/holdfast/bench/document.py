@@ -1,14 +1,17 @@
 """The document and its pictures: results as markdown, plots as PNG files beside it.
 
 Machine facts and how to repeat the run come first, then one line for every target, met or not,
-then the sections.
+then the sections. A run of all sections writes the whole page; a run of some puts these into the
+page that is there and leaves everything else, notes by hand included, as it was.
 
 Not here: any measuring; which numbers are shown (the sections decide).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.bench.machine import Machine
@@ -33,7 +36,8 @@ def render(machine: Machine, sections: Sequence[Section], *, is_quick: bool = Fa
         "|---|---|",
         *(f"| {name} | {value} |" for name, value in machine.lines()),
         "",
-        f"To repeat: `{REPRODUCE}` on an idle machine; it rewrites this page and its pictures.",
+        f"To repeat: `{REPRODUCE}` on an idle machine; it rewrites this page and its pictures. One "
+        "section: `holdfast bench --only NAME --out docs/benchmarks.md`.",
         "",
     ]
     if is_quick:
@@ -45,18 +49,28 @@ def render(machine: Machine, sections: Sequence[Section], *, is_quick: bool = Fa
 
 
 def _summary(sections: Iterable[Section]) -> Iterator[str]:
-    judged = [(s, r) for s in sections for r in s.ratios if r.target is not None]
-    met = sum(bool(ratio.is_met) for _, ratio in judged)
-    yield f"{met} of {len(judged)} targets are met."
+    lines = [line for section in sections for line in _judged(section)]
+    yield _count_met(lines)
     yield ""
     yield "| section | what | beside | ratio | target | met |"
     yield "|---|---|---|---|---|---|"
-    for section, ratio in judged:
-        verdict = "yes" if ratio.is_met else "**no**"
-        yield (
-            f"| [{section.name}](#{anchor(section.title)}) | {ratio.name} | {ratio.against} "
-            f"| {shown_ratio(ratio)} | {shown_target(ratio)} | {verdict} |"
-        )
+    yield from lines
+
+
+def _judged(section: Section) -> Iterator[str]:
+    """A line of the summary for each target of a section."""
+    for ratio in section.ratios:
+        if ratio.target is not None:
+            verdict = "yes" if ratio.is_met else "**no**"
+            yield (
+                f"| [{section.name}](#{anchor(section.title)}) | {ratio.name} | {ratio.against} "
+                f"| {shown_ratio(ratio)} | {shown_target(ratio)} | {verdict} |"
+            )
+
+
+def _count_met(lines: Sequence[str]) -> str:
+    met = sum(line.endswith("| yes |") for line in lines)
+    return f"{met} of {len(lines)} targets are met."
 
 
 def anchor(title: str) -> str:
@@ -142,17 +156,96 @@ def _table(sheet: Sheet) -> list[str]:
     ]
 
 
+_SUMMARY_LINE = re.compile(r"^\| \[(?P<name>\w+)\]\(#(?P<anchor>[^)]*)\) \|")
+_COUNT_LINE = re.compile(r"^\d+ of \d+ targets are met\.$")
+
+
+def put_sections(
+    page: str, machine: Machine, sections: Sequence[Section], *, order: Sequence[str]
+) -> str:
+    """A page with some sections measured again, in the place of what they had found before.
+
+    ``order``: the names of all sections, for those that the page does not have yet.
+    """
+    for section in sections:
+        page = _put_section(page, machine, section, order)
+    return page
+
+
+def _put_section(page: str, machine: Machine, section: Section, order: Sequence[str]) -> str:
+    head, *blocks = re.split(r"^(?=## )", page, flags=re.MULTILINE)
+    titles = [block.splitlines()[0].removeprefix("## ") for block in blocks]
+    summary = titles.index("Targets")
+    before = set(order[: order.index(section.name)])
+    told = _SummaryLines.read(blocks[summary], before, section.name)
+    lines = _section(section)
+    lines[2:2] = [f"Measured on its own, with {dict(machine.lines())['versions']}.", ""]
+    block = "\n".join(lines) + "\n"
+    if section.title in titles:
+        blocks[titles.index(section.title)] = block
+    else:
+        earlier = [at for at, title in enumerate(titles) if anchor(title) in told.earlier]
+        blocks.insert(max(earlier, default=summary) + 1, block)
+    blocks[summary] = told.with_lines(list(_judged(section)))
+    return (head + "".join(blocks)).rstrip() + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class _SummaryLines:
+    """The block of targets without one section's lines, and where these belong."""
+
+    lines: list[str]
+    place: int
+    earlier: frozenset[str]
+    """The anchors of the sections that come before."""
+
+    @classmethod
+    def read(cls, block: str, before: Collection[str], name: str) -> _SummaryLines:
+        lines: list[str] = []
+        place, own = 0, None
+        earlier: set[str] = set()
+        for line in block.splitlines():
+            found = _SUMMARY_LINE.match(line)
+            if found is not None and found["name"] == name:
+                own = len(lines) if own is None else own
+                continue
+            lines.append(line)
+            if found is not None and found["name"] in before:
+                earlier.add(found["anchor"])
+            if line.startswith("|---") or (found is not None and found["name"] in before):
+                place = len(lines)
+        return cls(lines, place if own is None else own, frozenset(earlier))
+
+    def with_lines(self, own: Sequence[str]) -> str:
+        lines = [*self.lines[: self.place], *own, *self.lines[self.place :]]
+        count = _count_met([line for line in lines if _SUMMARY_LINE.match(line)])
+        lines = [count if _COUNT_LINE.match(line) else line for line in lines]
+        return "\n".join(lines) + "\n"
+
+
 def write(
-    out: Path, machine: Machine, sections: Sequence[Section], *, is_quick: bool = False
+    out: Path,
+    machine: Machine,
+    sections: Sequence[Section],
+    *,
+    is_quick: bool = False,
+    order: Sequence[str] = (),
 ) -> None:
-    """Write the document, and its pictures into a folder beside it."""
+    """Write the document, and its pictures into a folder beside it.
+
+    ``order``: put the sections into the document that is there; it names all sections.
+    """
     out.parent.mkdir(parents=True, exist_ok=True)
     images = out.parent / IMAGES
     images.mkdir(exist_ok=True)
     for section in sections:
         for plot in section.plots:
             draw(plot, images / f"{plot.name}.png")
-    out.write_text(render(machine, sections, is_quick=is_quick), encoding="utf-8")
+    if order and out.exists():
+        page = put_sections(out.read_text(encoding="utf-8"), machine, sections, order=order)
+    else:
+        page = render(machine, sections, is_quick=is_quick)
+    out.write_text(page, encoding="utf-8")
 
 
 def draw(plot: Plot, path: Path) -> None:

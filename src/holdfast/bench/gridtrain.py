@@ -193,6 +193,7 @@ class Watcher:
             optimizer=training.optimizers,
             events=self._hear,
             staging_bytes_max=STAGING_BYTES,
+            save_last=False,
             **settings,
         )
 

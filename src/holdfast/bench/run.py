@@ -22,6 +22,7 @@ from holdfast.errors import InvalidRequestError
 SECTIONS = (
     "kernels",
     "overhead",
+    "tracking",
     "reduction",
     "peers",
     "torchrec",
@@ -49,8 +50,9 @@ def run_all(
 ) -> dict[str, Any]:
     """Measure the sections (or ``only`` some), report progress on stderr, return JSON values.
 
-    With ``out`` the document is written there and its pictures into ``img`` beside it. Scratch
-    checkpoints go to the same disk as the document, else to the current folder's.
+    With ``out`` the document is written there and its pictures into ``img`` beside it; ``only``
+    some sections are put into the document that is there, if there is one. Scratch checkpoints go
+    to the same disk as the document, else to the current folder's.
 
     Raises:
         InvalidRequestError: lists the sections there are.
@@ -73,7 +75,8 @@ def run_all(
         sections.append(section)
         _report(section, seconds[name])
     if out is not None:
-        document.write(out, machine, sections, is_quick=quick)
+        order = SECTIONS if only and not quick else ()
+        document.write(out, machine, sections, is_quick=quick, order=order)
         print(f"bench: wrote {out}", file=sys.stderr)
     found: dict[str, Any] = {
         "machine": dataclasses.asdict(machine),

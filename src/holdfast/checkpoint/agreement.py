@@ -35,6 +35,15 @@ from holdfast.tables import Table
 
 
 @dataclass(frozen=True, slots=True)
+class ChangedBytes:
+    """What changed rows take as the model holds them: those that committed deltas hold since the
+    base, and those that a delta would take now."""
+
+    since_base: int
+    pending: int
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """What rank 0 decided: what is saved, how, and under which names."""
 
@@ -90,7 +99,7 @@ def describe(tables: Sequence[Table]) -> bytes:
             {
                 "name": schema.name,
                 "rows": schema.rows,
-                "columns": [[c.name, c.width] for c in schema.columns],
+                "columns": [[c.name, c.width, c.dtype] for c in schema.columns],
                 "cut": None if schema.cut is None else dataclasses.astuple(schema.cut),
                 "held": len(ids),
                 "range": [ids.start, ids.stop] if isinstance(ids, range) else None,
@@ -114,12 +123,16 @@ def merge(descriptions: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[TableSch
     schemas = []
     for name, pieces in sorted(holders.items()):
         _check_rows(name, pieces, ranks=len(descriptions))
-        columns: dict[str, int] = {}
+        columns: dict[str, tuple[int, str]] = {}
         for held in pieces:
-            for column, width in held["columns"]:
-                if columns.setdefault(column, width) != width:
+            for column, width, dtype in held["columns"]:
+                if columns.setdefault(column, (width, dtype)) != (width, dtype):
                     raise InvalidRequestError(
-                        "ranks hold row state of different widths", table=name, state=column
+                        "ranks hold a column in different widths or types",
+                        table=name,
+                        column=column,
+                        found=sorted({columns[column], (width, dtype)}),
+                        todo="build the same model and optimizer on every rank",
                     )
         weight, *state = columns.items()
         cut = pieces[0]["cut"]
@@ -127,7 +140,7 @@ def merge(descriptions: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[TableSch
             TableSchema(
                 name,
                 pieces[0]["rows"],
-                tuple(Column(*item) for item in (weight, *sorted(state))),
+                tuple(Column(key, *kind) for key, kind in (weight, *sorted(state))),
                 None if cut is None else Cut(*cut),
             )
         )
@@ -178,16 +191,28 @@ class Agreement:
         self.schemas: tuple[TableSchema, ...] = ()
 
     def gather(
-        self, step: int, tables: Sequence[Table], *, changed_bytes: int, error: Exception | None
-    ) -> int:
-        """Tell the others where this rank is; the bytes changed since the base on all ranks.
+        self,
+        step: int,
+        tables: Sequence[Table],
+        *,
+        changed: ChangedBytes,
+        error: Exception | None,
+    ) -> ChangedBytes:
+        """Tell the others where this rank is; the bytes that changed on all ranks.
 
         Raises:
             HoldfastError: this rank's own ``error``, or that others cannot take part.
         """
         own = describe(tables)
         facts = self.ranks.gather_numbers(
-            [int(error is None), step, self._rules, _number(own), changed_bytes]
+            [
+                int(error is None),
+                step,
+                self._rules,
+                _number(own),
+                changed.since_base,
+                changed.pending,
+            ]
         )
         if error is not None:
             raise error
@@ -206,12 +231,14 @@ class Agreement:
                 "ranks follow different strategies",
                 todo="give every rank the same strategy=, extract=, priority= and tracking=",
             )
-        sums = [sum_ for *_, sum_, _ in facts]
+        sums = [sum_ for *_, sum_, _, _ in facts]
         if sums != self._known:
             descriptions = [json.loads(data) for data in self.ranks.gather_bytes(own)]
             self.schemas = merge(descriptions)
             self._known = sums
-        return sum(size for *_, size in facts)
+        return ChangedBytes(
+            sum(since_base for *_, since_base, _ in facts), sum(pending for *_, pending in facts)
+        )
 
     def decide(self, decision: Decision | None, error: BaseException | None = None) -> Decision:
         """What rank 0 decided, on every rank (the others pass None).

@@ -13,7 +13,7 @@ holds what changed since the base, so that a restore reads it in place of all in
 
 Invariants:
 - The first checkpoint of a run, and one whose tables have other columns than the base's, is always
-  a base.
+  a base. So is one in which most rows changed, where the policy decides when bases are taken.
 - Floors take at most ``1 / FLOOR_PAYS_AT`` times the bytes of the increments between them.
 """
 
@@ -37,6 +37,10 @@ POLICIES = tuple(_SINCE)
 BASE_WINS_BY = 1.1
 FLOOR_PAYS_AT = 0.6  # bytes of increments since the last floor, over those the next would take
 FLOOR_REPLACES_MIN = 2  # increments
+BASE_FROM_SHARE = (
+    0.75  # of the rows changed: a base costs little more than a delta, and restores alone
+)
+_ADAPTIVE = ("intermittent", "recovery-time")  # the others say themselves how many bases there are
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,16 +206,19 @@ def plan_checkpoint(
     must_be_base: str | None = None,
     measured: Measured | None = None,
     gathered: Gathered | None = None,
+    changed_share: float = 0.0,
 ) -> CheckpointPlan:
     """What to save next.
 
     ``delta_sizes`` are the deltas since the base as fractions of the base's bytes (S_1 .. S_i in
     Check-N-Run); None where there is no base yet. ``must_be_base`` forces one, with its reason.
     ``measured`` is what IncrCP's policy compares, ``gathered`` what a floor would save; None: no
-    floors.
+    floors. ``changed_share``: of all rows, by bytes, those that a delta would hold.
 
     >>> plan_checkpoint("intermittent", [0.25, 0.3]).kind
     'delta'
+    >>> plan_checkpoint("intermittent", [], changed_share=0.9).reason
+    '90 % of the rows changed: a base costs little more than a delta'
     >>> plan_checkpoint("intermittent", [0.25, 0.7, 0.9]).reason
     'F_c 2.85 <= I_c 3.60: a new base costs less than growing deltas'
     """
@@ -219,6 +226,9 @@ def plan_checkpoint(
         return CheckpointPlan(BASE, None, must_be_base)
     if delta_sizes is None:
         return CheckpointPlan(BASE, None, "first checkpoint of the run")
+    if policy in _ADAPTIVE and changed_share >= BASE_FROM_SHARE:
+        reason = f"{changed_share:.0%} of the rows changed: a base costs little more than a delta"
+        return CheckpointPlan(BASE, None, reason.replace("%", " %"))
     match policy:
         case "full":
             return CheckpointPlan(BASE, None, "policy full: every checkpoint is a base")

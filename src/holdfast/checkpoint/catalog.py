@@ -107,7 +107,11 @@ _FLOOR = operator.attrgetter("floor")
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What a checkpoint added: bytes of rows, and how long it took to build."""
+    """What a checkpoint added: bytes of rows, and how long it took to build.
+
+    A delta in another codec than its base counts as the bytes that the base takes for as many rows,
+    so that sizes can be compared.
+    """
 
     step: int
     row_bytes: int
@@ -265,7 +269,7 @@ class Catalog:
             )
         if is_floor:
             grids = (*grids, GridEntry(entry.step, None, entry.step, None))
-        grown = _growth(entry)
+        grown = _growth(entry) if entry.kind == BASE else self._delta_growth(entry, segments)
         return dataclasses.replace(
             self,
             checkpoints=(*self.checkpoints, entry),
@@ -276,6 +280,29 @@ class Catalog:
             shards=shards,
         )
 
+    def _delta_growth(self, entry: CheckpointEntry, segments: Sequence[SegmentEntry]) -> Growth:
+        """What a delta adds to this catalog, in bytes as the base's codec makes them."""
+        last, grown = self.last, _growth(entry)
+        if not self.growth or last is None:
+            return grown
+        # Where the last one counted as it is, it had the base's codec.
+        is_as_base = self.growth[-1] == _growth(last) and _codecs_of(last) == _codecs_of(entry)
+        return grown if is_as_base else self._in_codec_of(self.growth[0], grown, entry, segments)
+
+    def _in_codec_of(
+        self,
+        base: Growth,
+        grown: Growth,
+        entry: CheckpointEntry,
+        segments: Sequence[SegmentEntry],
+    ) -> Growth:
+        """What a delta counts as beside a base in another codec: by its rows."""
+        schemas = {table.name: table for table in self.schemas[entry.schema]}
+        rows_bytes = sum(s.rows * schemas[s.table].row_bytes for s in segments)
+        all_bytes = sum(table.rows * table.row_bytes for table in schemas.values())
+        counted = round(base.row_bytes * rows_bytes / max(1, all_bytes))
+        return dataclasses.replace(grown, row_bytes=counted)
+
     def with_grid(self, grid: GridEntry) -> Self:
         """This catalog with one grid begun, or moved on."""
         others = [item for item in self.grids if item.floor != grid.floor]
@@ -283,7 +310,8 @@ class Catalog:
         return dataclasses.replace(self, grids=grids)
 
     def delta_sizes(self) -> list[float] | None:
-        """The deltas since the last base as fractions of its bytes; None without a base."""
+        """The deltas since the last base as fractions of its bytes, as if all had its codec; None
+        without a base."""
         if not self.growth:
             return None
         base_bytes = max(1, self.growth[0].row_bytes)
@@ -311,7 +339,14 @@ class Catalog:
             deltas = [e for e in kept if e.base == kept[-1].base and e.kind == DELTA]
             build_s = next((e.build_s for e in kept if e.step == kept[-1].base), 0.0)
             base = Growth(kept[-1].base, base_bytes, build_s)
-            growth = (base, *(_growth(e) for e in deltas))
+            codecs = next((_codecs_of(e) for e in kept if e.base == kept[-1].base), None)
+            growth = (base,)
+            for delta in deltas:
+                born = [s for s in segments if s.born == delta.step]
+                is_as_base = _codecs_of(delta) == codecs
+                grown = _growth(delta)
+                grown = grown if is_as_base else self._in_codec_of(base, grown, delta, born)
+                growth = (*growth, grown)
         rewound = dataclasses.replace(
             self,
             checkpoints=kept,
@@ -357,6 +392,10 @@ def _revived(segment: SegmentEntry, step: int) -> SegmentEntry:
         return segment
     known = step if segment.deaths_through is None else min(step, segment.deaths_through)
     return dataclasses.replace(segment, died=None, deaths_through=known)
+
+
+def _codecs_of(entry: CheckpointEntry) -> tuple[str, str]:
+    return entry.codec, entry.state_codec
 
 
 def _growth(entry: CheckpointEntry) -> Growth:

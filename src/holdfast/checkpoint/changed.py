@@ -2,8 +2,8 @@
 
     tracker -> cursor -> claim (this save's rows) -> committed: let go | failed: given back
 
-Joins what sees changes (tracker.py), what notices that some were missed (unseen.py) and what
-chooses among them (chooser.py); the rest of a checkpointer knows only selections.
+Joins what sees changes (tracking/) and what chooses among them (chooser.py); the rest of a
+checkpointer knows only selections.
 
 Invariants:
 - The rows of a save that did not commit are in the next one.
@@ -26,12 +26,13 @@ from holdfast.checkpoint.catalog import BASE
 from holdfast.checkpoint.chooser import make_chooser
 from holdfast.checkpoint.run import as_ids
 from holdfast.checkpoint.selection import Selection
+from holdfast.checkpoint.snapshot import StagedPart
 from holdfast.checkpoint.strategy import Strategy
-from holdfast.checkpoint.tracker import LOOKUP, Marks, SinceBase, make_tracker
-from holdfast.checkpoint.unseen import Canary, check_lookups_suffice
+from holdfast.checkpoint.tracking import Marks, Notice, SinceBase, Tracker
 from holdfast.errors import InvalidRequestError
 from holdfast.kernels import bitmap
 from holdfast.modelstate import ModelState
+from holdfast.names import plain_name
 from holdfast.placement import Placement
 
 
@@ -51,21 +52,35 @@ class Changed:
         self._state = state
         self._strategy = strategy
         self._placement = placement
+        self._tracking = tracking
+        self._begin(shares)
+
+    def _begin(self, shares: Mapping[str, range]) -> None:
+        """Watch the tables there are."""
+        tables = self._tables = list(self._state.tables)
         self._shares = shares
         self._masks = {
             table.name: _mask(table.rows, shares[table.name])
-            for table in state.tables
+            for table in tables
             if len(shares.get(table.name, range(table.rows))) < table.rows
         }
-        self._is_tracking_lookups = tracking == LOOKUP and self.has_deltas
-        tables = state.tables if self.has_deltas else []
-        self._tracker = make_tracker(tracking, tables, state.model)
+        self._tracker = Tracker(
+            tables if self.has_deltas else [], tracking=self._tracking, spans=shares
+        )
         self._cursor = self._tracker.cursor()
-        hot = strategy.priority
-        self._chooser = None if hot is None else make_chooser(hot, state.tables, self._tracker)
-        self._canary = Canary(tables if self._is_tracking_lookups else [])
-        self._since_base = SinceBase() if strategy.has_floors else None
+        hot = self._strategy.priority
+        self._chooser = None if hot is None else make_chooser(hot, tables, self._tracker)
+        self._since_base = SinceBase() if self._strategy.has_floors else None
         self._claim: Marks | None = None
+
+    def _follow_tables(self) -> None:
+        """Watch other tables, where the model has others now: all of their rows are new."""
+        tables = self._state.tables
+        if list(map(id, tables)) != list(map(id, self._tables)):
+            self._tracker.close()
+            # Only where one process holds them whole (ModelState.follow_model).
+            self._begin({table.name: range(table.rows) for table in tables})
+            self._tracker.mark_all()
 
     @property
     def has_deltas(self) -> bool:
@@ -81,14 +96,19 @@ class Changed:
         """Whether it must know which rows of a restored checkpoint differ from its base."""
         return self._is_since_base or self._since_base is not None
 
-    def check(self) -> None:
-        """Refuse to go on where changes would be missed.
+    def catch_up(self) -> list[Notice]:
+        """Find every change up to now; what there is to tell of how they were found."""
+        self._follow_tables()
+        return self._tracker.catch_up(self._cursor)
 
-        Raises:
-            InvalidRequestError: names the tables and why.
-        """
-        if self._is_tracking_lookups:
-            check_lookups_suffice(self._state.tables, self._state.model)
+    def pending_bytes(self) -> int:
+        """What the rows that a delta would take now are as the model holds them."""
+        if not self.has_deltas or self._chooser is not None:
+            return 0  # no delta, or one that takes a fixed part of them
+        marks = self._own(self._cursor.peek())
+        return sum(
+            int(bitmap.count(marks[t.name])) * t.schema().row_bytes for t in self._state.tables
+        )
 
     def since_base_bytes(self) -> int | None:
         """What the rows committed since the base take in fp32; None where nobody asks."""
@@ -103,7 +123,8 @@ class Changed:
         Raises:
             InvalidRequestError: no such table, or ids outside it.
         """
-        held = [found for found in self._state.tables if found.whole_name == table]
+        name = plain_name(table)
+        held = [found for found in self._state.tables if found.whole_name == name]
         if not held:
             known = sorted({found.whole_name for found in self._state.tables})
             raise InvalidRequestError("no such table", table=table, tables=known)
@@ -115,30 +136,24 @@ class Changed:
                 self._tracker.mark(found.name, local_N[local_N >= 0])
 
     def select(self, plan: CheckpointPlan) -> list[Selection]:
-        """The rows that a checkpoint takes, by table; claimed until ``settle``.
-
-        Raises:
-            InvalidRequestError: rows changed that nobody saw change.
-        """
+        """The rows that a checkpoint takes of what ``catch_up`` found, by table; claimed until
+        ``settle``."""
         tables = self._state.tables
         is_differential = plan.since == SINCE_BASE and not plan.is_floor
         if is_differential:
-            seen = self._cursor.peek()
-            marks = self._own(seen)
+            marks = self._own(self._cursor.peek())
         else:
-            seen = self._cursor.advance()
-            marks = self._claim = self._own(seen)
+            marks = self._claim = self._own(self._cursor.advance())
         if plan.kind == BASE:
-            self._canary.reset()
             if self._chooser is not None:
                 self._chooser.saved(None)
+            if self.has_deltas:
+                for table in tables:
+                    self._tracker.begin_whole(table.name)
             return [
                 Selection(t.rows, placement=self._placement, within=self._shares.get(t.name))
                 for t in tables
             ]
-        self._canary.check(seen)
-        if not is_differential:
-            self._canary.reset()
         if self._chooser is not None:
             marks, later = self._chooser.choose(marks)
             self._claim = marks
@@ -146,6 +161,10 @@ class Changed:
             self._chooser.saved(marks)
         if plan.is_floor and self._since_base is not None:
             marks = self._since_base.joined(marks)
+        for table in tables:
+            rows = len(self._shares.get(table.name, range(table.rows)))
+            if bitmap.count(marks[table.name]) == rows:
+                self._tracker.begin_whole(table.name)
         return [Selection(t.rows, marks[t.name], self._placement) for t in tables]
 
     def _own(self, marks: Marks) -> Marks:
@@ -158,6 +177,9 @@ class Changed:
     def settle(self, *, is_committed: bool, kind: str) -> None:
         """A save is over: what it claimed is let go, or given back."""
         claim, self._claim = self._claim, None
+        self._tracker.end_save(is_committed=is_committed)
+        if not is_committed and kind == BASE:
+            self._tracker.mark_all()  # its copies are known as saved, and are not
         if claim is None:
             return
         if is_committed:
@@ -175,14 +197,25 @@ class Changed:
 
     def restored(self, changed: Marks) -> None:
         """The tables were just loaded; ``changed`` differs from their base."""
+        self._follow_tables()
         self._tracker.reset()
-        self._canary.reset()
         if self._chooser is not None:
             self._chooser.reset()
         if self._is_since_base:
             self._cursor.give_back(changed)
         if self._since_base is not None:
             self._since_base = SinceBase(self._own(changed))
+
+    def learn(self, staged: StagedPart) -> None:
+        """These rows were copied for a save: remember what they look like."""
+        if self.has_deltas:
+            part = staged.part
+            ids_N = range(part.start, part.stop) if part.ids_N is None else part.ids_N
+            self._tracker.learn(staged.schema.name, ids_N, staged.columns)
+
+    def scan(self) -> None:
+        """After a save, in the background: check a part of the rows for changes nobody saw."""
+        self._tracker.scan(self._cursor)
 
     def close(self) -> None:
         """Stop watching the model."""

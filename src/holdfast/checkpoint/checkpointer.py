@@ -19,10 +19,11 @@ ranks do as one (together.py), what changed (changed.py), base or delta (planner
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -32,7 +33,7 @@ import torch
 from holdfast import events
 from holdfast.checkpoint import commit as catalogs
 from holdfast.checkpoint import restore as restores
-from holdfast.checkpoint.agreement import Decided
+from holdfast.checkpoint.agreement import ChangedBytes, Decided
 from holdfast.checkpoint.catalog import Catalog, Recovery
 from holdfast.checkpoint.changed import Changed
 from holdfast.checkpoint.extractor import Extractor
@@ -42,8 +43,10 @@ from holdfast.checkpoint.lost import LostSamples
 from holdfast.checkpoint.order import make_order
 from holdfast.checkpoint.partial import PartialRecovery
 from holdfast.checkpoint.planner import Planner
+from holdfast.checkpoint.preemption import Preemption
 from holdfast.checkpoint.ranks import find_ranks
 from holdfast.checkpoint.reader import READER, check_stateful
+from holdfast.checkpoint.readerslot import ReaderSlot
 from holdfast.checkpoint.retention import as_keep
 from holdfast.checkpoint.save import Save
 from holdfast.checkpoint.schedule import Schedule
@@ -53,6 +56,7 @@ from holdfast.checkpoint.snapshot import take_dense, take_rows
 from holdfast.checkpoint.staging import default_bytes_max
 from holdfast.checkpoint.succession import Succession
 from holdfast.checkpoint.together import Together
+from holdfast.checkpoint.tracking.notices import tell_tracking
 from holdfast.checkpoint.warm import warm_kernels
 from holdfast.checkpoint.workbench import Workbench
 from holdfast.errors import HoldfastError, InvalidRequestError
@@ -92,11 +96,10 @@ class Checkpointer:
             self.settings.check_ranks(ranks.size)
         self._state = ModelState(model, optimizer, pieces=pieces, is_replicated=ranks is not None)
         self._extras = dict(extras or {})
-        if reader is not None:
-            self._extras[READER] = reader
         for name, item in self._extras.items():
             check_stateful(name, item)
         self._log = open_log(self.settings)
+        self._reader = ReaderSlot(reader, self._log)
         self._planner = Planner(self._strategy, self.settings, self._log)
         codecs = self._planner.plan_codec(restores=0)  # a bad one is refused here, not at a save
         self._storage = as_storage(url, self.settings.storage_options)
@@ -124,10 +127,10 @@ class Checkpointer:
         )
         hot = self._strategy.priority
         self._schedule = Schedule(
-            self.settings.every,
+            self.settings.interval_of(hot),
             clock=self.settings.clock,
-            part=1.0 if hot is None else hot.r,
             grant=getattr(reader, "grant", None),
+            share=self._together.share if self._together.is_many else None,
         )
         full_bytes = self._state.full_bytes()
         self._bench = Workbench(
@@ -147,7 +150,12 @@ class Checkpointer:
             self._placement, self._state, self._writer, lineage=self._lineage, lost=self._lost
         )
         self._has_grid = self._strategy.extract is not None
-        seconds = warm_kernels(codecs, has_grid=self._has_grid, has_priority=hot is not None)
+        seconds = warm_kernels(
+            codecs,
+            has_grid=self._has_grid,
+            has_priority=hot is not None,
+            dtypes={column.dtype for schema in self._state.schemas() for column in schema.columns},
+        )
         self._log.emit(events.KernelsCompiled(seconds=seconds))
         last = None if found is None else found.last
         self._log.emit(
@@ -161,6 +169,14 @@ class Checkpointer:
             )
         )
         self._schedule.start(self._lineage.step)
+        self._preemption = Preemption(
+            self.settings.preempt_signals,
+            deadline_s=self.settings.preempt_deadline_s,
+            lineage=self._lineage,
+            durable=self._saves.durable_step,
+            log=self._log,
+            ranks=ranks,
+        )
 
     # What a training loop calls.
 
@@ -233,8 +249,8 @@ class Checkpointer:
     def _restore(self, catalog: Catalog, step: int, *, discard_later: bool) -> None:
         entry = catalog.checkpoint(step)
         schemas = catalog.schema_of(entry)
-        self._state.check_parameters()
-        self._state.check_schemas(schemas, is_part=self._together.is_many)
+        self._state.follow_model()
+        self._state.check_schemas(schemas, is_part=self._together.is_many, may_be_dense=True)
         self._lineage.is_torn = True
         self._saves.forget_last()
         started = time.perf_counter()
@@ -243,11 +259,13 @@ class Checkpointer:
             catalog,
             entry,
             self._state,
-            self._extras,
+            self._carried(),
             wants_changed=self._changed.wants_restored,
             rank=self._together.rank,
             ranks=self._together.size,
+            late_reader=self._reader,
         )
+        self._reader.loaded(step)
         self._lost.load(loaded.pls)
         self._lineage.restored(step, discards_later=discard_later)
         self._changed.restored(loaded.changed)
@@ -287,17 +305,46 @@ class Checkpointer:
         """The portion of lost samples so far (CPR); None without ``total_steps`` and servers."""
         return self._lost.pls
 
+    def epochs(
+        self, loader: Iterable[Any], count: int, *, batches_per_step: int | None = None
+    ) -> Iterator[Any]:
+        """The batches of ``count`` epochs of any loader, without those that are trained already.
+
+            for batch in ck.epochs(loader, 5):
+                ...; ck.step()
+
+        After ``resume`` it goes on behind the batch that was trained last, also where something
+        reads ahead. A loader without ``state_dict`` reads the epoch's trained batches again to get
+        there. Calls ``set_epoch`` of samplers and data sets that have it. ``batches_per_step``:
+        how many batches a step trains, where it is not to be found out (docs/readers.md).
+
+        Raises:
+            InvalidRequestError: another loader than before, or an iterator instead of one.
+        """
+        self._check_open()
+        return self._reader.epochs(loader, count, batches_per_step=batches_per_step)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is trained, from 0, of ``reader`` or ``epochs``."""
+        return self._reader.epoch
+
     def step(self) -> Save | None:
-        """Count one training step; save when one is due. Call it after ``optimizer.step()``.
+        """Count one training step; save when one is due, or when the process is to end. Call it
+        after ``optimizer.step()``.
 
         Raises:
             HoldfastError: a background save failed since the last call.
+            SystemExit: a signal asked the process to end, and this step is saved.
         """
         self._check_open()
         self._lineage.step += 1
         self._lost.trained()
+        self._reader.trained()
         is_due = self._schedule.is_due(self._lineage.step)
         try:
+            if self._preemption.is_due(self._lineage.step):
+                return self._preemption.answer(self._save_after_running)
             # Of many ranks one that saves now tells its failure there, where the others hear of it.
             if not is_due or not self._together.is_many:
                 self._saves.report()
@@ -360,12 +407,13 @@ class Checkpointer:
                         self._writer,
                         committer=committer,
                         bench=self._bench,
+                        on_staged=self._changed.learn,
                         on_commit=self._on_commit,
                     )
                 )
                 dense = take_dense(
                     self._state,
-                    self._extras,
+                    self._carried(),
                     pls=self._lost.state_when_saved(),
                     is_follower=not self._together.commits,
                 )
@@ -384,6 +432,29 @@ class Checkpointer:
             )
         )
         return save
+
+    def _save_after_running(self) -> Save:
+        """Save when the process is to end: one that runs is waited for, and made up for if it
+        failed (an event says so)."""
+        with contextlib.suppress(HoldfastError):
+            self._saves.finish()
+        return self.save()
+
+    def preempt(self, deadline_s: float | None = None) -> None:
+        """The process will end soon: have the running step saved at once, on all ranks.
+
+        The next ``step()`` saves, waits until that is durable (``deadline_s`` at most; default
+        ``preempt_deadline_s``) and emits ``Preempted``. Then training goes on, unless the loop asks
+        ``is_preempted``. Of many ranks one call is enough. May be called from any thread, and in a
+        signal handler.
+        """
+        self._check_open()
+        self._preemption.ask(deadline_s)
+
+    @property
+    def is_preempted(self) -> bool:
+        """Whether a notice that the process will end was answered; on all ranks at one step."""
+        return self._preemption.is_preempted
 
     def mark(self, table: str, ids: Sequence[int] | np.ndarray | torch.Tensor) -> None:
         """Declare rows changed that were changed by hand, not by training; ids are global.
@@ -420,11 +491,14 @@ class Checkpointer:
             self._extractor.wait()
             self._saves.close()
             self._changed.close()
+            self._preemption.leave()
             self._together.leave(is_orderly=is_orderly)
             self._bench.close()
             # Its workers should not live as long as a forgotten checkpointer.
             self._extras = {}
+            self._reader.close()
             self._schedule.close()
+            self._preemption.close()  # last: it may end the process
 
     def __enter__(self) -> Self:
         return self
@@ -436,11 +510,21 @@ class Checkpointer:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            self._close(is_orderly=error is None)
+            try:
+                if error is None:
+                    self._save_last()
+            finally:
+                self._close(is_orderly=error is None)
         except HoldfastError as failure:
             if error is None:  # the body's own error comes first
                 raise
             error.add_note(f"holdfast: the last save failed too: {failure}")
+
+    def _save_last(self) -> None:
+        """Save the step that training ended with, unless it was only restored."""
+        is_wanted = self.settings.save_last and not self._is_closed and not self._lineage.is_torn
+        if is_wanted and self._lineage.step > 0 and not self._saves.is_as_restored:
+            self.save()
 
     # How it decides.
 
@@ -452,14 +536,16 @@ class Checkpointer:
         error = failure
         try:
             self._saves.settle_commit()
-            self._state.check_parameters()
-            self._changed.check()
+            self._state.follow_model()
+            tell_tracking(self._changed.catch_up(), self._log)
         except HoldfastError as caught:
             error = error or self._together.hold_back(caught)
         decided = self._together.agree(
             self._lineage.step,
             self._state,
-            changed_bytes=self._changed.since_base_bytes() or 0,
+            changed=ChangedBytes(
+                self._changed.since_base_bytes() or 0, self._changed.pending_bytes()
+            ),
             error=error,
             decide=functools.partial(
                 self._planner.decide, lineage=self._lineage, is_saved=self._saves.is_saved
@@ -473,7 +559,12 @@ class Checkpointer:
         writer = self._together.run_writer
         if writer is not None:
             self._planner.committed(writer.catalog)
+        self._changed.scan()
         self._extractor.wake()
+
+    def _carried(self) -> dict[str, Any]:
+        """What goes along with the model: extras, and the reader once there is one."""
+        return {**self._extras, **({READER: self._reader} if self._reader.is_used else {})}
 
     def _check_open(self) -> None:
         if self._is_closed:

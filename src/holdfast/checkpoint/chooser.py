@@ -28,9 +28,10 @@ from holdfast.checkpoint.priority import (
     make_choice,
     rows_to_choose,
 )
-from holdfast.checkpoint.tracker import LookupTracker, Tracker
-from holdfast.errors import InvalidRequestError
+from holdfast.checkpoint.tracking import Tracker
+from holdfast.dtypes import to_float32
 from holdfast.tables import Table
+from holdfast.tensors import as_array
 
 
 class Chooser:
@@ -89,25 +90,17 @@ class Chooser:
 
 def _make_choice(rules: Priority, table: Table) -> Choice:
     def weights() -> np.ndarray:
-        weights_ND: np.ndarray = table.tensors()[0].cpu().numpy()
-        return weights_ND
+        weights_ND = as_array(table.tensors()[0])
+        # Norms are taken of numbers: types that the kernel does not know are widened.
+        is_known = weights_ND.dtype in (np.float32, np.float64)
+        return weights_ND if is_known else to_float32(weights_ND)
 
     return make_choice(rules, table.rows, weights)
 
 
 def make_chooser(rules: Priority, tables: Sequence[Table], tracker: Tracker) -> Chooser:
-    """A chooser that hears of every lookup the tracker sees.
-
-    Raises:
-        InvalidRequestError: it must count lookups, and the tracker sees none.
-    """
+    """A chooser that hears of every row that the tracker sees used."""
     chooser = Chooser(rules, tables)
-    if isinstance(tracker, LookupTracker):
+    if rules.by != SCAR:
         tracker.listen(chooser.see)
-    elif rules.by != SCAR:
-        raise InvalidRequestError(
-            "this priority counts lookups, and row hashes do not see them",
-            priority=rules.by,
-            todo="use tracking='lookup', or priority by scar",
-        )
     return chooser

@@ -3,16 +3,20 @@
 Between snapshot and segment: ``encode`` turns N rows into one section of bytes, ``decode_into``
 turns a section back and scatters it into a table in the same pass, ``take`` makes the section of
 some of its rows without decoding any. What a section needs to be read is its codec's eight ``wire``
-bytes, N and D; the segment keeps those.
+bytes, N, D and the column's type; the segment keeps those.
 
 A section is the arrays of ``_parts``, little-endian, one after the other; then, for every codec
-but fp32, zeros up to a multiple of four and the exceptions: a uint32 count, their uint32 row
-numbers, their rows as raw float32. A row is an exception where the codec could not keep its
-promise: NaN or infinities, values beyond what its fp16 parameters reach, rows so small
+but fp32 and raw, zeros up to a multiple of four and the exceptions: a uint32 count, their uint32
+row numbers, their rows as they are in memory. A row is an exception where the codec could not keep
+its promise: NaN or infinities, values beyond what its fp16 parameters reach, rows so small
 (largest value below 2^-16) that fp16 would blur them, and negative values for ``log``.
 
+Columns of other types than float32 (dtypes.py) are stored as they are in memory (``raw``) where
+nothing may be lost; codecs that approximate see their values as float32, and what they decode is
+rounded to the column's type. ``fit_codec`` says which of the two becomes of a codec.
+
 Invariants:
-- fp32 sections and exceptions return every bit, NaN payloads and -0.0 included.
+- fp32 and raw sections and exceptions return every bit, NaN payloads and -0.0 included.
 - Every other row stays within its error bound (errorbound.py).
 - The same rows give the same bytes; so do the same rows taken from the same section, in one
   go or in several.
@@ -39,10 +43,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from holdfast.dtypes import array_dtype, from_float32, name_of, to_float32
 from holdfast.errors import CorruptDataError, InvalidRequestError
 from holdfast.kernels import floats, kmeans, logarithm, quantize
 from holdfast.kernels.ids import is_ascending
 from holdfast.kernels.packing import packed_width
+from holdfast.schema import DTYPE_BYTES, FLOAT32, FLOAT64
 
 Array = npt.NDArray[Any]
 Parts = dict[str, Array]
@@ -60,9 +66,10 @@ _KIND_CODES = {
     "kmeans": 8,
     "kmeans-block": 9,
     "kmeans-cluster": 10,
+    "raw": 11,
 }
 _KINDS = {code: kind for kind, code in _KIND_CODES.items()}
-_BITS = {"fp32": (32,), "fp16": (16,), "bf16": (16,)}
+_BITS = {"fp32": (32,), "fp16": (16,), "bf16": (16,), "raw": (64, 16)}
 _SMALL_BITS = (8, 4, 3, 2)
 
 # bins and ratio of the adaptive search, by bits. Check-N-Run gives 25 bins for 2 and 3 bits, 45 for
@@ -115,7 +122,7 @@ class Codec:
     @property
     def is_lossless(self) -> bool:
         """Whether every row returns bit for bit."""
-        return self.kind == "fp32"
+        return self.kind in ("fp32", "raw")
 
     def wire(self) -> bytes:
         """The eight bytes that reading needs; the settings of a search are not among them."""
@@ -147,6 +154,7 @@ def _known() -> dict[str, Codec]:
     codecs = (
         _with_defaults(kind, bits, block_rows=_BLOCK_ROWS if "-" in kind else 0)
         for kind in _KIND_CODES
+        if kind != "raw"  # chosen by the type of a column, never by name
         for bits in _BITS.get(kind, _SMALL_BITS)
     )
     return {codec.name: codec for codec in codecs}
@@ -172,19 +180,48 @@ def parse_codec(text: str | Codec) -> Codec:
     return _CODECS[text]
 
 
+def fit_codec(codec: Codec, dtype: str) -> Codec:
+    """The codec that stores a column of a type where the user asked for ``codec``.
+
+    Lossless is lossless for every type: ``fp32`` means "as the model holds it". Where a codec takes
+    as many bits as the column itself (fp16 and bf16 for a column of 16 bits) it saves nothing, so
+    the column is stored as it is, too.
+
+    >>> [fit_codec(parse_codec(name), "bfloat16").name for name in ("fp32", "fp16", "asym8")]
+    ['raw16', 'raw16', 'asym8']
+    """
+    bits = 8 * DTYPE_BYTES[dtype]
+    if dtype == FLOAT32 or not (codec.is_lossless or codec.bits >= bits):
+        return codec
+    return Codec("raw", bits)
+
+
+def _fits(codec: Codec, dtype: str) -> bool:
+    """Whether a section of this codec can be of a column of this type."""
+    if codec.is_lossless:
+        return codec.bits == 8 * DTYPE_BYTES[dtype] and (codec.kind == "raw") == (dtype != FLOAT32)
+    return codec.bits < 8 * DTYPE_BYTES[dtype]
+
+
 def encode(codec: Codec, rows_ND: Array) -> npt.NDArray[np.uint8]:
-    """Rows as one section of bytes, self-contained given the codec's wire bytes, N and D.
+    """Rows as one section of bytes, self-contained given the codec's wire bytes, N, D and type.
 
     Raises:
-        InvalidRequestError: not a two-dimensional float32 array with at least one column.
+        InvalidRequestError: not a two-dimensional array of a column's type with at least one
+            column, or of a type that the codec does not store (``fit_codec`` finds one that does).
     """
-    if rows_ND.ndim != 2 or rows_ND.dtype != np.float32 or rows_ND.shape[1] == 0:
+    dtype = name_of(rows_ND)
+    if rows_ND.ndim != 2 or rows_ND.shape[1] == 0 or dtype is None or not _fits(codec, dtype):
         raise InvalidRequestError(
-            "a codec needs float32 rows", shape=rows_ND.shape, dtype=str(rows_ND.dtype)
+            "a codec needs rows of a type that it stores",
+            codec=codec.name,
+            shape=rows_ND.shape,
+            dtype=str(rows_ND.dtype),
         )
     rows_ND = np.ascontiguousarray(rows_ND)
     if codec.is_lossless:
         return rows_ND.reshape(-1).view(np.uint8).copy()
+    stored_ND, rows_ND = rows_ND, to_float32(rows_ND)
     count, width = rows_ND.shape
     layout = _parts(codec, count, width)
     body = _body_bytes(layout)
@@ -194,46 +231,56 @@ def encode(codec: Codec, rows_ND: Array) -> npt.NDArray[np.uint8]:
     bad_N = np.zeros(count, np.uint8)
     if count:
         _encode_parts(codec, rows_ND, parts, bad_N)
+    if dtype == FLOAT64:  # a number that float32 takes for zero shall not become one
+        bad_N |= ((rows_ND == 0) & (stored_ND != 0)).any(axis=1)
     if not bad_N.any():
         return section
     raw_E = np.flatnonzero(bad_N)
     parts["codes"][raw_E] = 0
-    return np.concatenate([section[:body], _tail(body, raw_E, rows_ND[raw_E].view(np.uint8))])
+    return np.concatenate([section[:body], _tail(body, raw_E, stored_ND[raw_E].view(np.uint8))])
 
 
 def decode_into(
-    wire: bytes, section: Any, dst_MD: Array, ids_N: Array, *, rows: int, width: int
+    wire: bytes,
+    section: Any,
+    dst_MD: Array,
+    ids_N: Array,
+    *,
+    rows: int,
+    width: int,
+    dtype: str = FLOAT32,
 ) -> None:
     """Decode a section and scatter it in one pass: dst_MD[ids_N[i]] becomes row i.
 
     An id of -1 skips its row. The caller has checked that the other ids lie in the table.
+    ``dtype`` is the column's; ``dst_MD`` has the array type that belongs to it.
 
     Raises:
         CorruptDataError: the section cannot be what ``encode`` wrote for this many rows.
     """
-    assert dst_MD.ndim == 2 and dst_MD.dtype == np.float32 and dst_MD.flags.c_contiguous
+    assert dst_MD.ndim == 2 and dst_MD.dtype == array_dtype(dtype) and dst_MD.flags.c_contiguous
     assert dst_MD.shape[1] == width and ids_N.shape == (rows,)
     codec = Codec.from_wire(wire)
-    content = read_section(codec, section, rows=rows, width=width)
-    _scatter(codec, content, dst_MD, np.ascontiguousarray(ids_N, dtype=np.int64))
+    content = read_section(codec, section, rows=rows, width=width, dtype=dtype)
+    _scatter(codec, content, dst_MD, np.ascontiguousarray(ids_N, dtype=np.int64), dtype)
 
 
-def decode(wire: bytes, section: Any, *, rows: int, width: int) -> npt.NDArray[np.float32]:
-    """The rows of a section.
+def decode(wire: bytes, section: Any, *, rows: int, width: int, dtype: str = FLOAT32) -> Array:
+    """The rows of a section, in an array of the column's type.
 
     Raises:
         CorruptDataError: the section cannot be what ``encode`` wrote for this many rows.
     """
     codec = Codec.from_wire(wire)
     # Read before the rows are allocated: a lying row count must not cost memory.
-    content = read_section(codec, section, rows=rows, width=width)
-    rows_ND = np.empty((rows, width), np.float32)
-    _scatter(codec, content, rows_ND, np.arange(rows, dtype=np.int64))
+    content = read_section(codec, section, rows=rows, width=width, dtype=dtype)
+    rows_ND = np.empty((rows, width), array_dtype(dtype))
+    _scatter(codec, content, rows_ND, np.arange(rows, dtype=np.int64), dtype)
     return rows_ND
 
 
 def take(
-    wire: bytes, section: Any, positions_T: Array, *, rows: int, width: int
+    wire: bytes, section: Any, positions_T: Array, *, rows: int, width: int, dtype: str = FLOAT32
 ) -> tuple[bytes, npt.NDArray[np.uint8]]:
     """The section of some rows of a section, and its wire bytes, which may be others.
 
@@ -247,7 +294,7 @@ def take(
         CorruptDataError: the section cannot be what ``encode`` wrote for this many rows.
     """
     codec = Codec.from_wire(wire)
-    parts, raw_E, raw_rows_EB = read_section(codec, section, rows=rows, width=width)
+    parts, raw_E, raw_rows_EB = read_section(codec, section, rows=rows, width=width, dtype=dtype)
     positions_T = np.ascontiguousarray(positions_T, dtype=np.int64)
     assert positions_T.ndim == 1 and positions_T.size and is_ascending(positions_T)
     assert positions_T[-1] < rows
@@ -289,7 +336,9 @@ def _take_books(codec: Codec, parts: Parts, positions_T: Array) -> tuple[Codec, 
     return codec, {"books": room_CK, "block": number_C[block_T]}
 
 
-def read_section(codec: Codec, section: Any, *, rows: int, width: int) -> Content:
+def read_section(
+    codec: Codec, section: Any, *, rows: int, width: int, dtype: str = FLOAT32
+) -> Content:
     """The checked arrays of a section, the exceptions' row numbers, and their rows as bytes.
 
     Raises:
@@ -297,6 +346,9 @@ def read_section(codec: Codec, section: Any, *, rows: int, width: int) -> Conten
     """
     if rows < 0 or width < 1:
         raise CorruptDataError("a section of no such shape", rows=rows, width=width)
+    if not _fits(codec, dtype):
+        raise CorruptDataError("a codec that no column of this type has", codec=codec.name,
+                               dtype=dtype)  # fmt: skip
     data = np.frombuffer(section, np.uint8)
     data.flags.writeable = False
     layout = _parts(codec, rows, width)
@@ -306,17 +358,18 @@ def read_section(codec: Codec, section: Any, *, rows: int, width: int) -> Conten
     if data.size < end + (0 if codec.is_lossless else 4):
         raise CorruptDataError("section too short", **facts)
     raw_E = np.empty(0, np.int64)
-    raw_rows_EB = np.empty((0, 4 * width), np.uint8)
+    row_bytes = DTYPE_BYTES[dtype] * width
+    raw_rows_EB = np.empty((0, row_bytes), np.uint8)
     if not codec.is_lossless:
         count = int.from_bytes(data[end : end + 4].tobytes(), "little")
         ids_end = end + 4 + 4 * count
-        end = ids_end + 4 * width * count
+        end = ids_end + row_bytes * count
         if count > rows or data.size < end:
             raise CorruptDataError("section lists too many exceptions", exceptions=count, **facts)
         raw_E = np.frombuffer(data[ids_end - 4 * count : ids_end].tobytes(), "<u4").astype(np.int64)
         if count and (raw_E[-1] >= rows or (np.diff(raw_E) <= 0).any()):
             raise CorruptDataError("exceptions out of order or range", **facts)
-        raw_rows_EB = data[ids_end:end].reshape(count, 4 * width)
+        raw_rows_EB = data[ids_end:end].reshape(count, row_bytes)
     if data.size != end:
         raise CorruptDataError("section too long", expected=end, **facts)
     if data.ctypes.data % 4 and not codec.is_lossless:
@@ -332,8 +385,8 @@ def read_section(codec: Codec, section: Any, *, rows: int, width: int) -> Conten
 
 def _parts(codec: Codec, rows: int, width: int) -> list[tuple[str, Any, tuple[int, ...]]]:
     """Name, type and shape of the arrays of a section, in order."""
-    if codec.kind == "fp32":
-        return [("codes", np.uint8, (rows, 4 * width))]
+    if codec.is_lossless:
+        return [("codes", np.uint8, (rows, codec.bits // 8 * width))]
     if codec.kind in ("fp16", "bf16"):
         return [("codes", np.uint16, (rows, width))]
     codes = ("codes", np.uint8, (rows, packed_width(width, codec.bits)))
@@ -444,17 +497,22 @@ def _contiguous_blocks(codec: Codec, rows: int) -> Array:
     return np.arange(rows, dtype=np.int64) // size
 
 
-def _scatter(codec: Codec, content: Content, dst_MD: Array, ids_N: Array) -> None:
+def _scatter(codec: Codec, content: Content, dst_MD: Array, ids_N: Array, dtype: str) -> None:
     parts, raw_E, raw_rows_EB = content
-    if ids_N.size:
+    if ids_N.size and (codec.is_lossless or dtype == FLOAT32):
         _decode_parts(codec, parts, dst_MD, ids_N)
+    elif ids_N.size:
+        values_ND = np.empty((ids_N.size, dst_MD.shape[1]), np.float32)
+        _decode_parts(codec, parts, values_ND, np.arange(ids_N.size))
+        wanted_N = ids_N >= 0
+        dst_MD[ids_N[wanted_N]] = from_float32(values_ND[wanted_N], dtype)
     if raw_E.size:
         floats.scatter_bytes(raw_rows_EB, dst_MD.view(np.uint8), ids_N[raw_E])
 
 
 def _decode_parts(codec: Codec, parts: Parts, dst_MD: Array, ids_N: Array) -> None:
     codes = parts["codes"]
-    if codec.kind == "fp32":
+    if codec.is_lossless:
         floats.scatter_bytes(codes, dst_MD.view(np.uint8), ids_N)
     elif codec.kind == "fp16":
         floats.decode_fp16(codes, dst_MD, ids_N)

@@ -39,13 +39,16 @@ from holdfast.errors import (
     NotFoundError,
     UnavailableError,
 )
+from holdfast.names import plain_name
 from holdfast.placement import Placement
-from holdfast.schema import Column, Cut, TableSchema, cuts_of
+from holdfast.schema import DTYPE_BYTES, FLOAT32, Column, Cut, TableSchema, cuts_of
 from holdfast.storage.base import Storage
 
 FORMAT = 2
 RANKS_FORMAT = 3  # where tables are cut by columns, or processes have state of their own
-_READABLE = (1, 2, 3)
+DTYPES_FORMAT = 4  # where a column is not float32
+GROUPS_FORMAT = 5  # where servers are divided into groups
+_READABLE = (1, 2, 3, 4, 5)
 PREFIX = "catalog/"
 _MAGIC = "holdfast-catalog"
 
@@ -88,7 +91,10 @@ def to_bytes(catalog: Catalog) -> bytes:
                 [
                     t.name,
                     t.rows,
-                    [[c.name, c.width] for c in t.columns],
+                    [
+                        [c.name, c.width, *([] if c.dtype == FLOAT32 else [c.dtype])]
+                        for c in t.columns
+                    ],
                     *([] if t.cut is None else [[t.cut.table, t.cut.start, t.cut.width]]),
                 ]
                 for t in schema
@@ -125,9 +131,10 @@ def to_bytes(catalog: Catalog) -> bytes:
     if catalog.shards is not None:
         placement = catalog.shards.placement
         body["shards"] = [
-            placement.servers, placement.data, placement.parity, catalog.shards.since
+            placement.servers, placement.data, placement.parity, catalog.shards.since,
+            *([] if placement.groups == 1 else [placement.groups]),
         ]  # fmt: skip
-    if format_ == RANKS_FORMAT:
+    if format_ >= RANKS_FORMAT:
         body["ranks"] = [
             [entry.step, [extent(e) for e in entry.ranks]]
             for entry in catalog.checkpoints
@@ -146,6 +153,10 @@ _CHECKPOINT_FIELDS = tuple(
 
 def _format_of(catalog: Catalog) -> int:
     """The lowest format that can say what this catalog says: older readers read most runs."""
+    if catalog.shards is not None and catalog.shards.placement.groups > 1:
+        return GROUPS_FORMAT
+    if any(t.has_other_dtypes for schema in catalog.schemas for t in schema):
+        return DTYPES_FORMAT
     is_cut = any(t.cut is not None for schema in catalog.schemas for t in schema)
     return RANKS_FORMAT if is_cut or any(e.ranks for e in catalog.checkpoints) else FORMAT
 
@@ -204,15 +215,13 @@ def _parse(body: dict[str, Any], format_: int) -> Catalog:
             stored_json.checksum(sum_),
         )
 
-    tables = [stored_json.text(name) for name in body["tables"]]
+    tables = [plain_name(stored_json.text(name)) for name in body["tables"]]
     schemas = tuple(
         tuple(
             TableSchema(
-                stored_json.text(name),
+                plain_name(stored_json.text(name)),
                 stored_json.count(rows),
-                tuple(
-                    Column(stored_json.text(c), stored_json.count(width)) for c, width in columns
-                ),
+                tuple(_parse_column(values, format_) for values in columns),
                 _parse_cut(cut, format_),
             )
             for name, rows, columns, *cut in schema
@@ -221,7 +230,7 @@ def _parse(body: dict[str, Any], format_: int) -> Catalog:
     )
     ranks = {
         stored_json.count(step): tuple(extent(*values) for values in found)
-        for step, found in (body["ranks"] if format_ == RANKS_FORMAT else [])
+        for step, found in (body["ranks"] if format_ >= RANKS_FORMAT else [])
     }
     checkpoints = tuple(
         CheckpointEntry(
@@ -283,27 +292,36 @@ def _parse(body: dict[str, Any], format_: int) -> Catalog:
             )
             for base_bytes, base_s, delta_bytes, delta_s in body["recoveries"]
         ),
-        shards=_parse_shards(body.get("shards")),
+        shards=_parse_shards(body.get("shards"), format_),
     )
+
+
+def _parse_column(values: list[Any], format_: int) -> Column:
+    name, width, *dtype = values
+    if dtype and (format_ < DTYPES_FORMAT or dtype[0] == FLOAT32 or dtype[0] not in DTYPE_BYTES):
+        raise ValueError("a column of no such type")
+    return Column(stored_json.text(name), stored_json.count(width), *dtype)
 
 
 def _parse_cut(values: list[Any], format_: int) -> Cut | None:
     if not values:
         return None
     ((table, start, width),) = values
-    if format_ != RANKS_FORMAT:
+    if format_ < RANKS_FORMAT:
         raise ValueError("cuts came with format 3")
-    return Cut(stored_json.text(table), stored_json.count(start), stored_json.count(width))
+    return Cut(
+        plain_name(stored_json.text(table)), stored_json.count(start), stored_json.count(width)
+    )
 
 
-def _parse_shards(values: Any) -> Shards | None:
+def _parse_shards(values: Any, format_: int) -> Shards | None:
     if values is None:
         return None
-    servers, data, parity, since = map(stored_json.count, values)
-    if data == 0:
+    servers, data, parity, since, *more = map(stored_json.count, values)
+    if data == 0 or (more and (format_ < GROUPS_FORMAT or more == [1])):
         raise ValueError("impossible shards")
     try:
-        return Shards(Placement(servers, data, parity), since)
+        return Shards(Placement(servers, data, parity, *more), since)
     except InvalidRequestError as error:
         raise ValueError("impossible shards") from error
 

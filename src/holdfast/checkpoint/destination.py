@@ -12,6 +12,9 @@ holds. Row state that is of the row (row-wise Adagrad's one sum) exists once for
 - one that spans several takes their mean, weighted by how many of its floats lie in each. That is
   what the sum would be had the row not been cut: a sum of means of squares is linear in them.
 
+An array may be of a wider number type than its stored column (fused kernels keep float32 state,
+torch's optimizers that of the weights): the same numbers, widened. A narrower one is refused.
+
 Invariant: every array of a table held is filled whole for the rows held, or its table is refused.
 
 Not here: reading (restore.py), decoding and scattering (scatter.py).
@@ -26,8 +29,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from holdfast.dtypes import array_dtype, for_users, from_float32, name_of
+from holdfast.errors import InvalidRequestError
 from holdfast.pieces import Piece
-from holdfast.schema import TableSchema, cuts_of, is_of_floats
+from holdfast.schema import BFLOAT16, TableSchema, cuts_of, holds, is_of_floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,8 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Numbers of rows that several cuts had, each of its own, into one: the weighted mean."""
+    """Numbers of rows that several cuts had, each of its own, into one: the weighted mean; or the
+    numbers of one into an array of a wider type."""
 
     parts: tuple[np.ndarray, ...]
     widths: tuple[int, ...]
@@ -75,7 +81,10 @@ class Join:
 
     def run(self) -> None:
         """Fill the array."""
-        self.array_MD[:] = weighted_mean(self.parts, self.widths)
+        only = len(self.parts) == 1
+        joined_MD = self.parts[0] if only else weighted_mean(self.parts, self.widths)
+        is_same = joined_MD.dtype == self.array_MD.dtype
+        self.array_MD[:] = joined_MD if is_same else for_users(joined_MD)
 
 
 def weighted_mean(parts: Sequence[np.ndarray], widths: Sequence[int]) -> np.ndarray:
@@ -86,8 +95,11 @@ def weighted_mean(parts: Sequence[np.ndarray], widths: Sequence[int]) -> np.ndar
     """
     total = np.zeros(parts[0].shape, np.float64)
     for part, width in zip(parts, widths, strict=True):
-        total += width * part.astype(np.float64)
-    return (total / sum(widths)).astype(np.float32)
+        total += width * for_users(part).astype(np.float64)
+    mean = total / sum(widths)
+    if parts[0].dtype != array_dtype(BFLOAT16):
+        return mean.astype(parts[0].dtype)
+    return from_float32(mean.astype(np.float32), BFLOAT16)
 
 
 def join_columns(
@@ -106,6 +118,23 @@ def join_columns(
     ]
 
 
+def _check_array(
+    schema: TableSchema, column: int, array_MD: np.ndarray, *, may_be_wider: bool = False
+) -> None:
+    wanted = array_dtype(schema.columns[column].dtype)
+    found = name_of(array_MD)
+    is_wider = found is not None and holds(found, schema.columns[column].dtype)
+    if array_MD.dtype != wanted and not (may_be_wider and is_wider):
+        raise InvalidRequestError(
+            "an array is of another type than the rows it is for",
+            table=schema.name,
+            column=schema.columns[column].name,
+            stored=schema.columns[column].dtype,
+            array=str(array_MD.dtype),
+            todo=f"give an array of {wanted}",
+        )
+
+
 def whole(
     targets: Targets,
     schemas: Mapping[str, TableSchema],
@@ -114,7 +143,13 @@ def whole(
     """Destinations of stored tables that are wanted whole; the first columns may be enough.
 
     ``changed``: bitmaps by table.
+
+    Raises:
+        InvalidRequestError: an array is not of its column's type.
     """
+    for name, arrays in targets.items():
+        for index, array_MD in enumerate(arrays):
+            _check_array(schemas[name], index, array_MD)
     return {
         name: [
             Destination(
@@ -133,10 +168,15 @@ def whole(
 def plan_destinations(
     held: Sequence[Held], schemas: Sequence[TableSchema]
 ) -> tuple[dict[str, list[Destination]], list[Join]]:
-    """Where the rows of stored tables go, and what is to be joined once they are all there."""
+    """Where the rows of stored tables go, and what is to be joined once they are all there.
+
+    Raises:
+        InvalidRequestError: an array is of a type that does not hold its column's numbers.
+    """
     cuts = cuts_of(schemas)
     found: dict[str, list[Destination]] = {}
     joins: list[Join] = []
+    widened: list[Join] = []  # after the others: their parts may be joined first
     for one in held:
         parts = cuts[one.table]
         floats = one.piece.floats
@@ -146,6 +186,10 @@ def plan_destinations(
             array_MD = one.arrays.get(column.name)
             if array_MD is None:
                 continue
+            _check_array(parts[0], index, array_MD, may_be_wider=True)
+            if array_MD.dtype != array_dtype(column.dtype):
+                wide_MD, array_MD = array_MD, np.empty(array_MD.shape, array_dtype(column.dtype))
+                widened.append(Join((array_MD,), (1,), wide_MD))
             if is_of_floats(parts, index) and (index == 0 or array_MD.shape[1] == len(floats)):
                 for part in near:
                     columns[part.name].append(_floats_of(part, index, floats, array_MD))
@@ -160,7 +204,7 @@ def plan_destinations(
             found.setdefault(part.name, []).append(
                 Destination(one.piece, tuple(columns[part.name]), one.words_W)
             )
-    return found, joins
+    return found, [*joins, *widened]
 
 
 def _shared(part: TableSchema, floats: range) -> int:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -27,6 +28,7 @@ import numpy as np
 from holdfast.checkpoint import fetch, restore
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.run import Run
+from holdfast.dtypes import as_bits
 from holdfast.errors import InvalidRequestError, NotFoundError
 from holdfast.kernels import bitmap
 from holdfast.schema import TableSchema
@@ -155,7 +157,7 @@ def _diff_table(
     sums = _Sums(top, {column.name: 0 for column in common})
     restore.check_complete(run.catalog, a)  # before a lying row count costs memory
     restore.check_complete(run.catalog, b)
-    row_bytes = 4 * max(sum(c.width for c in schema.columns) for schema in (old, new))
+    row_bytes = max(schema.row_bytes for schema in (old, new))
     piece = max(1, PIECE_BYTES // row_bytes)
     if new.rows <= 4 * piece:  # then a read of a piece takes the whole table anyway
         piece = max(1, new.rows)
@@ -260,8 +262,6 @@ class _Sums:
 
 def _differs(before_ND: np.ndarray, after_ND: np.ndarray) -> np.ndarray:
     """Which rows differ in any bit."""
-    is_other_ND = np.ascontiguousarray(before_ND).view(np.uint32) != np.ascontiguousarray(
-        after_ND
-    ).view(np.uint32)
-    differs_N: np.ndarray = is_other_ND.any(axis=1)
+    bits = (as_bits(np.ascontiguousarray(rows_ND)) for rows_ND in (before_ND, after_ND))
+    differs_N: np.ndarray = operator.ne(*bits).any(axis=1)
     return differs_N

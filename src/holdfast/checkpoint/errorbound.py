@@ -23,8 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.checkpoint.codec import Codec, Parts, encode, read_section
+from holdfast.dtypes import for_users, name_of
+from holdfast.schema import BFLOAT16, FLOAT16
 
 Array = npt.NDArray[Any]
+
+# Half a step of a float type: by how much of a number, and of the smallest ones.
+_HALF_STEPS = {FLOAT16: (2.0**-11, 2.0**-25), BFLOAT16: (2.0**-8, 2.0**-134)}
 
 
 def error_bound(codec: Codec, rows_ND: Array) -> npt.NDArray[np.float64]:
@@ -34,20 +39,24 @@ def error_bound(codec: Codec, rows_ND: Array) -> npt.NDArray[np.float64]:
     value errs by at most sqrt(D) times as much. fp16, bf16: half a step of the float format.
     log: half a step of the bit pattern, so a relative error of (hi - lo) / (2^bits - 2) / 2^24 in
     units of the pattern. kmeans: a codebook lies within the values it was learned from.
+
+    Of another type than float32: what its values lose as float32, and what the decoded ones lose as
+    the column's type, come on top.
     """
     count, width = rows_ND.shape
     if codec.is_lossless or count == 0:
         return np.zeros(count)
+    if rows_ND.dtype != np.float32:
+        return _other_bound(codec, rows_ND)
     read_as = dataclasses.replace(codec, kind="asym") if codec.kind == "adaptive" else codec
     parts, raw_E, _ = read_section(read_as, encode(read_as, rows_ND), rows=count, width=width)
     good_N = np.ones(count, bool)
     good_N[raw_E] = False
     rows_ND = np.where(good_N[:, None], rows_ND, np.float32(0)).astype(np.float64)
     top_N = np.abs(rows_ND).max(axis=1)
-    if codec.kind == "fp16":
-        bound_N = np.maximum(top_N * 2.0**-11, 2.0**-25)
-    elif codec.kind == "bf16":
-        bound_N = np.maximum(top_N * 2.0**-8, 2.0**-134)
+    if codec.kind in ("fp16", "bf16"):
+        relative, least = _HALF_STEPS[FLOAT16 if codec.kind == "fp16" else BFLOAT16]
+        bound_N = np.maximum(top_N * relative, least)
     elif codec.kind in ("sym", "asym", "adaptive"):
         scale_N = parts["scale"].view(np.float16).astype(np.float64)
         levels = 2**codec.bits - 1
@@ -59,6 +68,25 @@ def error_bound(codec: Codec, rows_ND: Array) -> npt.NDArray[np.float64]:
         bound_N = _log_bound(codec, rows_ND, parts)
     else:
         bound_N = _books_bound(codec, rows_ND, good_N)
+    return np.where(good_N, bound_N, 0.0)
+
+
+def _other_bound(codec: Codec, rows_ND: Array) -> Array:
+    dtype = name_of(rows_ND)
+    assert dtype is not None
+    section = encode(codec, rows_ND)
+    _, raw_E, _ = read_section(
+        codec, section, rows=len(rows_ND), width=rows_ND.shape[1], dtype=dtype
+    )
+    good_N = np.ones(len(rows_ND), bool)
+    good_N[raw_E] = False
+    values_ND = np.where(good_N[:, None], for_users(rows_ND).astype(np.float64), 0.0)
+    wide_ND = values_ND.astype(np.float32)
+    bound_N = error_bound(codec, wide_ND) + np.abs(values_ND - wide_ND).max(axis=1)
+    top_N = np.abs(values_ND).max(axis=1) + bound_N
+    if dtype in _HALF_STEPS:
+        relative, least = _HALF_STEPS[dtype]
+        bound_N = bound_N + np.maximum(top_N * relative, least)
     return np.where(good_N, bound_N, 0.0)
 
 

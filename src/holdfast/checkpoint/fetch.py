@@ -31,6 +31,7 @@ from holdfast.checkpoint.segment import (
     parse_ids,
 )
 from holdfast.errors import CorruptDataError
+from holdfast.names import plain_dense
 from holdfast.schema import TableSchema
 from holdfast.storage.base import Storage
 
@@ -103,14 +104,14 @@ def read_checked(storage: Storage, extent: Extent) -> bytes:
 
 
 def read_dense(storage: Storage, extent: Extent) -> Any:
-    """A checkpoint's dense state.
+    """A checkpoint's dense state, with names as the plain model has them.
 
     Raises:
         CorruptDataError: names the object.
     """
     from holdfast.checkpoint import tree  # brings torch, which servers of a cluster never load
 
-    return tree.from_bytes(read_checked(storage, extent))
+    return plain_dense(tree.from_bytes(read_checked(storage, extent)))
 
 
 def read_kills(storage: Storage, grid: GridEntry | None) -> StoredKills:

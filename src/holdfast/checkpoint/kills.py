@@ -28,6 +28,7 @@ import numpy as np
 from holdfast.checkpoint import stored_json
 from holdfast.errors import CorruptDataError
 from holdfast.kernels import deaths
+from holdfast.names import plain_name
 
 MAGIC = b"HFKILLS1"
 _HEAD = struct.Struct("<8sQ")  # magic, length of the JSON
@@ -160,7 +161,7 @@ def _parse(data: bytes, through: int) -> StoredKills:
     if magic != MAGIC or at > len(data):
         raise ValueError("head")
     head = stored_json.parse(data[_HEAD.size : at])
-    tables = [stored_json.text(name) for name in head["tables"]]
+    tables = [plain_name(stored_json.text(name)) for name in head["tables"]]
     steps = [stored_json.count(step) for step in head["steps"]]
     id_bytes = stored_json.count(head["id_bytes"])
     if steps != sorted(set(steps)) or id_bytes not in (4, 8):

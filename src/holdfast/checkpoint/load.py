@@ -20,11 +20,13 @@ from holdfast.checkpoint import fetch, restore
 from holdfast.checkpoint.catalog import Catalog, CheckpointEntry
 from holdfast.checkpoint.destination import Held, plan_destinations
 from holdfast.checkpoint.reader import READER
+from holdfast.checkpoint.resumestate import is_resumable
 from holdfast.checkpoint.snapshot import load_rng_state
-from holdfast.checkpoint.tracker import Marks
+from holdfast.checkpoint.tracking import Marks
 from holdfast.errors import CorruptDataError, HoldfastError, InvalidRequestError
 from holdfast.kernels import bitmap
 from holdfast.modelstate import ModelState
+from holdfast.schema import cuts_of
 from holdfast.storage.base import Storage
 
 
@@ -49,10 +51,12 @@ def load_checkpoint(
     wants_changed: bool,
     rank: int = 0,
     ranks: int = 1,
+    late_reader: Any = None,
 ) -> Loaded:
     """Bring a model to the state of a checkpoint; of many ranks each loads what it holds.
 
-    With ``wants_changed`` the answer says which rows differ from the base.
+    With ``wants_changed`` the answer says which rows differ from the base. ``late_reader`` takes
+    the state of a reader that is named later (``Checkpointer.epochs``).
 
     Raises:
         InvalidRequestError: the checkpoint is of another model, reader or extras.
@@ -64,7 +68,9 @@ def load_checkpoint(
         parts = {name: dense[name] for name in ("model", "optimizers", "row_state_shapes")}
         for name in ("table_state", "parameters"):  # absent before dense state went by names
             parts[name] = dense.get(name, {})
-        own = _own_state(storage, catalog, entry, dense, extras, rank=rank, ranks=ranks)
+        own = _own_state(
+            storage, catalog, entry, dense, extras, late_reader, rank=rank, ranks=ranks
+        )
     except (KeyError, TypeError) as error:
         raise CorruptDataError("dense state lacks a part", where=entry.dense.describe()) from error
     try:
@@ -97,6 +103,7 @@ def _own_state(
     entry: CheckpointEntry,
     dense: Mapping[str, Any],
     extras: Mapping[str, Any],
+    late_reader: Any,
     *,
     rank: int,
     ranks: int,
@@ -116,6 +123,8 @@ def _own_state(
     stored = own["extras"] if is_same and own is not None else dense["extras"]
     if stored is None:
         return _Own((), rng)
+    if is_same and READER not in extras and is_resumable(stored.get(READER)):
+        extras = {**extras, READER: late_reader}
     missing = set(extras) ^ set(stored)
     if missing and (is_same or missing != {READER} or READER in extras):
         raise InvalidRequestError(
@@ -152,8 +161,12 @@ def _load_rows(
     *,
     wants_changed: bool,
 ) -> tuple[Marks, restore.RestoreStats]:
+    schemas = catalog.schema_of(entry)
+    stored = cuts_of(schemas)
     changed = {table.name: bitmap.new(table.rows) for table in state.tables}
-    arrays = {table.name: table.arrays() for table in state.tables}
+    # A table that the checkpoint has as dense state was loaded with that.
+    tables = [table for table in state.tables if table.whole_name in stored]
+    arrays = {table.name: table.arrays() for table in tables}
     held = [
         Held(
             table.whole_name,
@@ -164,12 +177,12 @@ def _load_rows(
             },
             changed[table.name] if wants_changed else None,
         )
-        for table in state.tables
+        for table in tables
     ]
-    destinations, joins = plan_destinations(held, catalog.schema_of(entry))
+    destinations, joins = plan_destinations(held, schemas)
     stats = restore.restore_to(storage, catalog, entry.step, destinations)
     for join in joins:
         join.run()
-    for table in state.tables:
+    for table in tables:
         table.load_arrays(arrays[table.name])
     return changed, stats

@@ -80,7 +80,7 @@ class PartialRecovery:
                 given=self._placement,
                 todo="save once with these servers, or restore the whole model",
             )
-        state.check_parameters()
+        state.follow_model()
         state.check_schemas(catalog.schema_of(entry))
         restore.check_complete(catalog, step, failed)
         with self._lineage.torn():

@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Sequence
 
 from holdfast import events
-from holdfast.checkpoint.agreement import Decided, Decision
+from holdfast.checkpoint.agreement import ChangedBytes, Decided, Decision
 from holdfast.checkpoint.baseline import (
     CheckpointPlan,
     Gathered,
@@ -63,13 +63,13 @@ class Planner:
         self,
         writer: RunWriter,
         schemas: tuple[TableSchema, ...],
-        changed_bytes: int,
+        changed: ChangedBytes,
         *,
         lineage: Lineage,
         is_saved: bool,
     ) -> Decided:
-        """What is saved now, and of which tables; ``changed_bytes`` is what rows committed since
-        the base take in fp32, ``is_saved`` whether this very step is committed already.
+        """What is saved now, and of which tables; ``changed`` is of all ranks, ``is_saved`` whether
+        this very step is committed already.
 
         Raises:
             InvalidRequestError: the run holds checkpoints that the model does not descend from.
@@ -84,7 +84,7 @@ class Planner:
             plan=self._plan(
                 history,
                 schemas,
-                changed_bytes=changed_bytes,
+                changed=changed,
                 is_rewinding=lineage.discards_later,
             ),
             codecs=self._choose_codecs(history.restores, schemas),
@@ -115,7 +115,7 @@ class Planner:
         history: Catalog,
         schemas: tuple[TableSchema, ...],
         *,
-        changed_bytes: int,
+        changed: ChangedBytes,
         is_rewinding: bool,
     ) -> CheckpointPlan:
         last = history.last
@@ -123,7 +123,7 @@ class Planner:
             return plan_checkpoint(self._strategy.base, None)
         must_be_base = None
         if history.schema_of(last) != schemas:
-            must_be_base = "the tables' columns changed (row state appeared)"
+            must_be_base = "the tables or their row state changed"
         placement = self._settings.placement
         if placement != (None if history.shards is None else history.shards.placement):
             must_be_base = "the rows are divided among other servers"
@@ -132,7 +132,8 @@ class Planner:
             history.delta_sizes(),
             must_be_base=must_be_base,
             measured=self._measure(history, is_rewinding=is_rewinding),
-            gathered=self._gather(history, schemas, changed_bytes),
+            gathered=self._gather(history, schemas, changed.since_base),
+            changed_share=changed.pending / max(1, sum(t.rows * t.row_bytes for t in schemas)),
         )
 
     def committed(self, catalog: Catalog) -> None:

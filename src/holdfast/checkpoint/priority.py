@@ -22,7 +22,7 @@ Not here: the kernels (kernels/priority.py); all tables of a model (chooser.py),
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -40,7 +40,7 @@ SCAR, MFU, SSU = "scar", "mfu", "ssu"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Priority:
-    """Save the ``r``·N most important rows, 1/r times as often.
+    """Save the ``r``·N most important rows, 1/r times as often (``save_every``).
 
     ``by``: scar, mfu or ssu. ``share``: of all rows, those of the largest tables to which it
     applies. ``period``: ssu looks at one of so many lookups.
@@ -68,8 +68,28 @@ class Priority:
 
     @property
     def saves_a_round(self) -> int:
-        """After so many saves as many rows were saved as a table has."""
+        """After so many saves as many rows were saved as a table has: a round."""
         return max(1, round(1 / self.r))
+
+    def within(self, every: int) -> Priority:
+        """This priority, or one with a larger r where ``every`` steps are fewer than the saves of a
+        round: then each step saves, and as many rows as make a round of ``every`` saves.
+
+        >>> Priority(by="mfu").within(100).r, Priority(by="mfu").within(5).r
+        (0.125, 0.2)
+        """
+        return self if self.saves_a_round <= every else replace(self, r=1 / every)
+
+    def save_every(self, every: int) -> int:
+        """Steps from save to save so that a round takes at most ``every`` steps, and no more
+        samples are lost than where all rows are saved every so many steps.
+
+        Where the saves of a round do not divide ``every``, the round ends early rather than late.
+
+        >>> [Priority(by="mfu").save_every(n) for n in (80, 100, 8, 5)]
+        [10, 12, 1, 1]
+        """
+        return max(1, every // self.saves_a_round)
 
 
 def large_tables(rows: Mapping[str, int], share: float) -> list[str]:

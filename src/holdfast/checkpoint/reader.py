@@ -57,6 +57,11 @@ class GrantedReader(Reader, Protocol):
 READER = "reader"  # what the reader is called among the things that go along
 
 
+def is_stateful(item: Any) -> bool:
+    """Whether it can say where it is, and go there."""
+    return all(callable(getattr(item, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
 def check_stateful(name: str, item: Any) -> None:
     """Refuse what cannot say where it is.
 

@@ -37,6 +37,7 @@ from holdfast.checkpoint.destination import Destinations, Targets, whole
 from holdfast.checkpoint.fetch import Group, PartReader, SegmentReader
 from holdfast.checkpoint.kills import StoredKills
 from holdfast.checkpoint.scatter import Scatter
+from holdfast.dtypes import array_dtype
 from holdfast.errors import CorruptDataError, DataLossError, InvalidRequestError
 from holdfast.kernels import bitmap, bloom
 from holdfast.schema import TableSchema
@@ -286,7 +287,7 @@ def read_rows(
     """
     check_complete(catalog, step)
     if 4 * len(ids_N) > schema.rows:
-        whole = [np.empty((schema.rows, c.width), np.float32) for c in schema.columns]
+        whole = _room(schema, schema.rows)
         restore_rows(storage, catalog, step, {schema.name: whole})
         return [column_MD[ids_N] for column_MD in whole]
     parts = PartReader(storage)
@@ -308,7 +309,7 @@ def read_rows(
             checked.add(entry.extent.object)
         segment = reader.read(entry, schema)
         if not columns:  # only now is the schema's width confirmed
-            columns = [np.empty((len(ids_N), c.width), np.float32) for c in schema.columns]
+            columns = _room(schema, len(ids_N))
         _, in_sought, in_segment = np.intersect1d(
             sought_M, segment.ids(), assume_unique=True, return_indices=True
         )
@@ -316,7 +317,11 @@ def read_rows(
             for index, column_ND in enumerate(columns):
                 column_ND[left_N[in_sought]] = segment.decode_some(index, in_segment)
             is_open_N[left_N[in_sought]] = False
-    return columns or [np.empty((0, c.width), np.float32) for c in schema.columns]
+    return columns or _room(schema, 0)
+
+
+def _room(schema: TableSchema, rows: int) -> list[np.ndarray]:
+    return [np.empty((rows, c.width), array_dtype(c.dtype)) for c in schema.columns]
 
 
 def _may_hold(parts: PartReader, entry: SegmentEntry, sought_M: np.ndarray) -> bool:

@@ -19,8 +19,10 @@ from holdfast.checkpoint import commit as catalogs
 from holdfast.checkpoint import fetch, restore
 from holdfast.checkpoint.catalog import Catalog, SegmentEntry
 from holdfast.checkpoint.destination import Held, Targets, join_columns, plan_destinations
+from holdfast.dtypes import for_users
 from holdfast.errors import CorruptDataError, InvalidRequestError, NotFoundError
 from holdfast.kernels import bitmap
+from holdfast.names import plain_name
 from holdfast.pieces import Piece
 from holdfast.schema import TableSchema, cuts_of, whole_schema
 from holdfast.storage import as_storage
@@ -125,6 +127,7 @@ class Run:
             NotFoundError: no such step or table.
         """
         cuts = self._cuts(step)
+        table = plain_name(table)
         if table not in cuts:
             raise NotFoundError("no such table", table=table, tables=list(cuts))
         return cuts[table]
@@ -140,6 +143,9 @@ class Run:
     ) -> Rows:
         """Rows of one table as of a step: all, a range, or these ids in this order.
 
+        Arrays have the types that the columns had in the model; NumPy has no bfloat16, whose
+        numbers come as float32, exactly.
+
         Raises:
             NotFoundError: no such step or table.
             InvalidRequestError: ids outside the table.
@@ -147,6 +153,16 @@ class Run:
         schema = self._schema(step, table)
         restore.check_complete(self.catalog, step)  # before a lying row count costs memory
         wanted = as_ids(rows, schema)
+        columns = [for_users(column) for column in self.columns(step, table, wanted)]
+        state = {c.name: v for c, v in zip(schema.columns[1:], columns[1:], strict=True)}
+        return Rows(wanted, columns[0], state)
+
+    def columns(self, step: int, table: str, wanted: np.ndarray) -> list[np.ndarray]:
+        """The columns of rows of one table, in this order, as arrays of dtypes.py: the very bits.
+
+        Raises:
+            NotFoundError: no such step or table.
+        """
         ids_N, back = np.unique(wanted, return_inverse=True)
         parts = self.stored(step, table)
         read = [
@@ -160,8 +176,7 @@ class Run:
         columns = join_columns(parts, read)
         if not np.array_equal(ids_N, wanted):
             columns = [column[back] for column in columns]
-        state = {c.name: v for c, v in zip(schema.columns[1:], columns[1:], strict=True)}
-        return Rows(wanted, columns[0], state)
+        return columns
 
     def dense(self, step: int) -> Any:
         """Everything but rows as of a step: a dict with model, optimizers, rng and extras."""
@@ -187,7 +202,14 @@ class Run:
         return self.settled(read)
 
     def restore_into(self, step: int, targets: Targets) -> restore.RestoreStats:
-        """Fill arrays with whole tables as of a step; the first columns of a table are enough."""
+        """Fill arrays with whole tables as of a step; the first columns of a table are enough.
+
+        Arrays have the types of the columns; of a bfloat16 column uint16, its bit patterns.
+
+        Raises:
+            NotFoundError: no such step.
+            InvalidRequestError: an array is of another type.
+        """
 
         def read(catalog: Catalog) -> restore.RestoreStats:
             schemas = catalog.schema_of(catalog.checkpoint(step))
@@ -290,7 +312,7 @@ class Run:
         for entry in segments:
             schema = schemas[entry.table]
             segment = reader.read(entry, schema)
-            ids_N, rows_ND = segment.ids(), segment.decode(0)
+            ids_N, rows_ND = segment.ids(), for_users(segment.decode(0))
             is_new_N = given.add(entry, ids_N, schema.rows)
             if is_new_N.all():
                 yield entry.table, ids_N, rows_ND

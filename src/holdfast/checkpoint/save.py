@@ -34,7 +34,7 @@ from holdfast.checkpoint.object import ROWS, ObjectBuilder
 from holdfast.checkpoint.order import SaveOrder
 from holdfast.checkpoint.part import StoredPart
 from holdfast.checkpoint.segment import EncodedSegment, encode_segment
-from holdfast.checkpoint.snapshot import DenseState, PartQueue, Staging
+from holdfast.checkpoint.snapshot import DenseState, PartQueue, StagedPart, Staging
 from holdfast.checkpoint.strategy import column_codecs
 from holdfast.checkpoint.workbench import Workbench
 from holdfast.checkpoint.writer import FollowingWriter, RunWriter, store_segment
@@ -98,6 +98,7 @@ class Save:
         *,
         committer: Committer,
         bench: Workbench,
+        on_staged: Callable[[StagedPart], None] = lambda staged: None,
         on_commit: Callable[[], None] = lambda: None,
     ) -> None:
         self.stats = SaveStats(step=order.step, kind=order.kind, is_floor=order.entering.is_floor,
@@ -113,6 +114,7 @@ class Save:
         self._pool = bench.pool
         self._encoders = bench.encoders
         self._parts_max = bench.parts_max
+        self._on_staged = on_staged
         self.on_commit = on_commit
         self._dense: DenseState | None = None
         self._cancelled = threading.Event()
@@ -322,6 +324,7 @@ class Save:
 
     def _encode(self, staging: Staging) -> tuple[EncodedSegment, float]:
         staged = staging.copy.result()
+        self._on_staged(staged)
         started = time.perf_counter()
         encoded = encode_segment(
             staged.ids(),

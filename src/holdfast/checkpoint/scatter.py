@@ -1,9 +1,9 @@
 """From the bytes of a read to rows in tables: many segments at once, dead rows left out.
 
-Segments that were read together are scattered with one kernel call where their columns are fp32 and
-go whole to rows that follow each other, so that a small segment costs a few microseconds. A segment
-of another codec, one whose rows or floats go elsewhere, or one that looks damaged, is taken by
-itself.
+Segments that were read together are scattered with one kernel call where their columns are stored
+as they are in memory and go whole to rows that follow each other, so that a small segment costs a
+few microseconds. A segment of another codec, one whose rows or floats go elsewhere, or one that
+looks damaged, is taken by itself.
 
 Invariant: a segment is checked against its bytes, the catalog, its table and the targets before
 anything of it is written.
@@ -23,15 +23,16 @@ import numpy as np
 from holdfast.checkpoint import fetch
 from holdfast.checkpoint import kills as killing
 from holdfast.checkpoint.catalog import SegmentEntry
-from holdfast.checkpoint.codec import parse_codec
+from holdfast.checkpoint.codec import fit_codec, parse_codec
 from holdfast.checkpoint.destination import Destination, Destinations
 from holdfast.checkpoint.fetch import Read
 from holdfast.checkpoint.kills import Kills, StoredKills
-from holdfast.checkpoint.segment import Segment
+from holdfast.checkpoint.segment import DTYPE_NUMBERS, Segment
+from holdfast.dtypes import array_dtype
 from holdfast.kernels import bitmap, place
 from holdfast.schema import TableSchema
 
-_FP32 = int.from_bytes(parse_codec("fp32").wire(), "little")
+_LOSSLESS = parse_codec("fp32")
 _EVER = 1 << 62
 _NOWHERE = (0, 0)
 
@@ -88,7 +89,6 @@ class Scatter:
             np.frombuffer(data, np.uint8),
             facts_SF,
             self._tables,
-            _FP32,
             self._kills.all.ids_N,
             self._kills.all.deaths_N,
             self._step,
@@ -154,7 +154,7 @@ def _only(found: Sequence[Destination]) -> Destination | None:
 def _describe(destinations: Destinations, schemas: Mapping[str, TableSchema]) -> place.Tables:
     """The destinations as the kernel takes them; a table it cannot serve has no rows for it."""
     columns = max((len(schemas[name].columns) for name in destinations), default=1)
-    widths_TC, address_TC = np.zeros((2, len(destinations), columns), np.int64)
+    widths_TC, types_TC, wires_TC, address_TC = np.zeros((4, len(destinations), columns), np.int64)
     rows_T, held_T, first_T = np.zeros((3, len(destinations)), np.int64)
     for index, (name, found) in enumerate(destinations.items()):
         schema = schemas[name]
@@ -168,11 +168,14 @@ def _describe(destinations: Destinations, schemas: Mapping[str, TableSchema]) ->
         rows_T[index], held_T[index], first_T[index] = schema.rows, len(ids), ids.start
         for c, column in enumerate(schema.columns):
             widths_TC[index, c] = column.width
+            types_TC[index, c] = DTYPE_NUMBERS[column.dtype]
+            wire = fit_codec(_LOSSLESS, column.dtype).wire()
+            wires_TC[index, c] = int.from_bytes(wire, "little")
         for into in one.columns:
-            assert into.array_MD.dtype == np.float32
+            assert into.array_MD.dtype == array_dtype(schema.columns[into.column].dtype)
             assert len(into.array_MD) == len(ids)
             address_TC[index, into.column] = into.array_MD.ctypes.data
-    return place.Tables(rows_T, held_T, first_T, widths_TC, address_TC)
+    return place.Tables(rows_T, held_T, first_T, widths_TC, types_TC, wires_TC, address_TC)
 
 
 def dead_at(

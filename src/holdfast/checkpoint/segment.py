@@ -3,11 +3,14 @@
     header | filter | ids | deaths | column 0 (weights) | column 1 (row state) | ...
 
 A chunk of a grid may carry a Bloom filter of its ids, and one that was extracted the step at which
-each of its versions died, where that is not the same for all; other segments have neither and are
-stored in format 1. Every part starts on a multiple of 8 bytes, so that kernels read the buffer in
-place. The header has its own checksum and carries those of filter, ids and deaths, so that each of
-them can be read alone and trusted; the checksum of the whole segment is kept where the segment is
-named (footer and catalog). ``docs/format.md`` is normative.
+each of its versions died, where that is not the same for all (format 2); other segments have
+neither (format 1). Where some column is not float32 the header names the type of each (formats 3
+and 4, otherwise like 1 and 2).
+
+Every part starts on a multiple of 8 bytes, so that kernels read the buffer in place. The header has
+its own checksum and carries those of filter, ids and deaths, so that each of them can be read alone
+and trusted; the checksum of the whole segment is kept where the segment is named (footer and
+catalog). ``docs/format.md`` is normative.
 
 Invariants:
 - Ids are strictly ascending; columns have exactly one encoded row for each.
@@ -33,19 +36,24 @@ from holdfast.checkpoint import codec as codecs
 from holdfast.checkpoint.checksum import as_hex, checksum, checksum_all
 from holdfast.checkpoint.codec import Codec
 from holdfast.checkpoint.idcode import decode_ids, encode_ids
+from holdfast.dtypes import name_of
 from holdfast.errors import CorruptDataError
 from holdfast.kernels import bloom
-from holdfast.schema import TableSchema
+from holdfast.schema import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, TableSchema
 
 MAGIC = b"HFSG"
 PLAIN, CHUNK = 1, 2  # formats: without and with filter and deaths
+_TYPED = 2  # more: the same, with a type for each column
+_FORMATS = (PLAIN, CHUNK, PLAIN + _TYPED, CHUNK + _TYPED)
+_DTYPES = (FLOAT32, FLOAT16, BFLOAT16, FLOAT64)  # by the number that stands for each
+DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(_DTYPES)}
 ALIGN = 8
 HEADER_BYTES_MAX = 8192  # enough for 255 columns
 
 _HEAD = struct.Struct(
     "<4sHBBIIQQQQ"
 )  # magic format ids columns rows 0 first last ids_bytes ids_sum
-_COLUMN = struct.Struct("<8sIIQ")  # wire width 0 bytes
+_COLUMN = struct.Struct("<8sIIQ")  # wire width dtype bytes
 _CHUNK = struct.Struct("<QQQQ")  # filter_bytes filter_sum deaths_bytes deaths_sum
 _DEATHS = struct.Struct("<II")  # steps 0
 _SUM = struct.Struct("<Q")
@@ -61,6 +69,17 @@ class ColumnPart:
     width: int
     offset: int
     bytes: int
+    dtype: str = FLOAT32
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """One encoded column."""
+
+    wire: bytes
+    width: int
+    dtype: str
+    data: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +119,12 @@ class EncodedSegment:
 
 def header_bytes(columns: int, *, format_: int = PLAIN) -> int:
     """Length of the header of a segment with so many columns."""
-    extra = _CHUNK.size if format_ == CHUNK else 0
+    extra = _CHUNK.size if _is_chunk(format_) else 0
     return _HEAD.size + columns * _COLUMN.size + extra + _SUM.size
+
+
+def _is_chunk(format_: int) -> bool:
+    return format_ in (CHUNK, CHUNK + _TYPED)
 
 
 def _padding(length: int) -> bytes:
@@ -117,7 +140,12 @@ def encode_segment(
 ) -> EncodedSegment:
     """The bytes of some rows: at least one row, ids strictly ascending."""
     sections = [
-        (codec.wire(), rows_ND.shape[1], codecs.encode(codec, rows_ND))
+        _Section(
+            codec.wire(),
+            rows_ND.shape[1],
+            name_of(rows_ND) or FLOAT32,  # what has no name the codec refuses
+            codecs.encode(codec, rows_ND),
+        )
         for codec, rows_ND in zip(column_codecs, columns, strict=True)
     ]
     return _assemble(ids_N, sections, has_filter=has_filter, deaths_N=None)
@@ -125,17 +153,19 @@ def encode_segment(
 
 def _assemble(
     ids_N: np.ndarray,
-    sections: Sequence[tuple[bytes, int, np.ndarray]],
+    sections: Sequence[_Section],
     *,
     has_filter: bool,
     deaths_N: np.ndarray | None,
 ) -> EncodedSegment:
-    """A segment of encoded columns: (wire, width, section) each."""
+    """A segment of encoded columns."""
     encoding, id_data = encode_ids(ids_N)
     # Contiguous ids need no filter: first and last say it all.
     filter_data = _encode_filter(ids_N) if has_filter and id_data.nbytes else _NOTHING
     death_data = _NOTHING if deaths_N is None else _encode_deaths(deaths_N)
     format_ = CHUNK if filter_data.nbytes or death_data.nbytes else PLAIN
+    if any(section.dtype != FLOAT32 for section in sections):
+        format_ += _TYPED
     head = bytearray(
         _HEAD.pack(
             MAGIC,
@@ -150,16 +180,17 @@ def _assemble(
             checksum(id_data),
         )
     )
-    for wire, width, section in sections:
-        head += _COLUMN.pack(wire, width, 0, section.nbytes)
-    if format_ == CHUNK:
+    for section in sections:
+        type_ = DTYPE_NUMBERS[section.dtype]
+        head += _COLUMN.pack(section.wire, section.width, type_, section.data.nbytes)
+    if _is_chunk(format_):
         head += _CHUNK.pack(
             filter_data.nbytes, checksum(filter_data), death_data.nbytes, checksum(death_data)
         )
     head += _SUM.pack(checksum(head))
     buffers: list[Any] = [bytes(head)]
     total = len(head)
-    for part in (filter_data, id_data, death_data, *(section for _, _, section in sections)):
+    for part in (filter_data, id_data, death_data, *(section.data for section in sections)):
         buffers += [part, _padding(part.nbytes)]
         total += part.nbytes + (-part.nbytes % ALIGN)
     return EncodedSegment(
@@ -229,8 +260,8 @@ def parse_header(data: memoryview, *, total_bytes: int, where: str) -> SegmentHe
     )
     if magic != MAGIC or zero != 0:
         raise damaged("not a segment")
-    if fmt not in (PLAIN, CHUNK):
-        raise damaged("unknown format", format=fmt, known=(PLAIN, CHUNK))
+    if fmt not in _FORMATS:
+        raise damaged("unknown format", format=fmt, known=_FORMATS)
     end = header_bytes(count, format_=fmt)
     if len(data) < end:
         raise damaged("too short", bytes=len(data))
@@ -241,7 +272,7 @@ def parse_header(data: memoryview, *, total_bytes: int, where: str) -> SegmentHe
     if rows == 0 or count == 0 or last < first or rows > last - first + 1 or last >= 1 << 62:
         raise damaged("impossible ids", rows=rows, first=first, last=last)
     filter_bytes = filter_sum = deaths_bytes = deaths_sum = 0
-    if fmt == CHUNK:
+    if _is_chunk(fmt):
         filter_bytes, filter_sum, deaths_bytes, deaths_sum = _CHUNK.unpack_from(
             data, _HEAD.size + count * _COLUMN.size
         )
@@ -255,12 +286,17 @@ def parse_header(data: memoryview, *, total_bytes: int, where: str) -> SegmentHe
         offset += size + (-size % ALIGN)
     columns = []
     for index in range(count):
-        wire, width, zero, size = _COLUMN.unpack_from(data, _HEAD.size + index * _COLUMN.size)
+        wire, width, type_, size = _COLUMN.unpack_from(data, _HEAD.size + index * _COLUMN.size)
         # A row takes at least a byte in every codec: the row count is bounded by real bytes.
-        if zero != 0 or width == 0 or size < rows:
-            raise damaged("impossible column", column=index, width=width, bytes=size, rows=rows)
-        columns.append(ColumnPart(bytes(wire), width, offset, size))
+        if type_ >= len(_DTYPES) or width == 0 or size < rows:
+            raise damaged(
+                "impossible column", column=index, width=width, type=type_, bytes=size, rows=rows
+            )
+        columns.append(ColumnPart(bytes(wire), width, offset, size, _DTYPES[type_]))
         offset += size + (-size % ALIGN)
+    is_typed = any(column.dtype != FLOAT32 for column in columns)
+    if is_typed != (fmt > CHUNK):
+        raise damaged("types of columns in a format without them, or the reverse", format=fmt)
     if offset != total_bytes:
         raise damaged("wrong length", expected=offset, found=total_bytes)
     filter_, ids, deaths = parts
@@ -279,16 +315,16 @@ class Segment:
         """Refuse a segment that is not of this table.
 
         Raises:
-            CorruptDataError: widths differ or ids lie outside the table.
+            CorruptDataError: widths or types differ, or ids lie outside the table.
         """
-        widths = tuple(column.width for column in self.header.columns)
-        wanted = tuple(column.width for column in schema.columns)
-        if widths != wanted or self.header.last >= schema.rows:
+        found = tuple((column.width, column.dtype) for column in self.header.columns)
+        wanted = tuple((column.width, column.dtype) for column in schema.columns)
+        if found != wanted or self.header.last >= schema.rows:
             raise CorruptDataError(
                 "segment does not fit its table",
                 where=self._where,
                 table=schema.name,
-                widths=widths,
+                columns=found,
                 expected=wanted,
                 last=self.header.last,
                 rows=schema.rows,
@@ -326,8 +362,9 @@ class Segment:
                 positions_K,
                 rows=self.header.rows,
                 width=part.width,
+                dtype=part.dtype,
             )
-            sections.append((wire, part.width, section))
+            sections.append(_Section(wire, part.width, part.dtype, section))
         return _assemble(
             self.ids()[positions_K], sections, has_filter=has_filter, deaths_N=deaths_K
         )
@@ -342,6 +379,7 @@ class Segment:
             ids_N,
             rows=self.header.rows,
             width=part.width,
+            dtype=part.dtype,
         )
 
     def decode(self, column: int) -> np.ndarray:
@@ -352,16 +390,16 @@ class Segment:
             self._part(part.offset, part.bytes),
             rows=self.header.rows,
             width=part.width,
+            dtype=part.dtype,
         )
 
     def decode_some(self, column: int, positions_K: np.ndarray) -> np.ndarray:
         """One column's rows at some positions (ascending)."""
         part = self.header.columns[column]
         section = self._part(part.offset, part.bytes)
-        wire, taken = codecs.take(
-            part.wire, section, positions_K, rows=self.header.rows, width=part.width
-        )
-        return codecs.decode(wire, taken, rows=len(positions_K), width=part.width)
+        shape: dict[str, Any] = {"width": part.width, "dtype": part.dtype}
+        wire, taken = codecs.take(part.wire, section, positions_K, rows=self.header.rows, **shape)
+        return codecs.decode(wire, taken, rows=len(positions_K), **shape)
 
     def _part(self, offset: int, length: int) -> np.ndarray:
         return np.frombuffer(self._data, np.uint8, count=length, offset=offset)

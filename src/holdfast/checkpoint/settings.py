@@ -13,11 +13,12 @@ from holdfast import events
 from holdfast.checkpoint.bitwidth import PAPER_TABLE, BitsFor, FailureEstimate
 from holdfast.checkpoint.codec import Codec
 from holdfast.checkpoint.grid import Extract, as_extract
+from holdfast.checkpoint.interval import Every, Interval, Pls, as_every
 from holdfast.checkpoint.priority import Priority
 from holdfast.checkpoint.retention import Keep
-from holdfast.checkpoint.schedule import Pls, check_every
+from holdfast.checkpoint.signals import as_signums, check_deadline
 from holdfast.checkpoint.strategy import Strategy, as_strategy
-from holdfast.checkpoint.tracker import LOOKUP
+from holdfast.checkpoint.tracking import AUTO
 from holdfast.errors import InvalidRequestError
 from holdfast.placement import Placement
 from holdfast.plan.pls import PlsMeter
@@ -30,7 +31,7 @@ class Settings:
     """What the keyword arguments of a Checkpointer mean when they are left out."""
 
     strategy: str | Strategy = "check-n-run"
-    every: int | Pls | None = None
+    every: Interval | None = None
     codec: str | Codec | None = None
     state_codec: str | Codec | None = None
     expected_restores: float | FailureEstimate = 20
@@ -41,7 +42,10 @@ class Settings:
     servers: Placement | int | None = None
     total_steps: int | None = None
     on_busy: str = WAIT
-    tracking: str = LOOKUP
+    save_last: bool = True
+    preempt_signals: Sequence[str | int] = ("SIGTERM",)
+    preempt_deadline_s: float = 30.0
+    tracking: str = AUTO
     staging_bytes_max: int | None = None
     threads: int | None = None
     ranks: Any = None
@@ -51,7 +55,7 @@ class Settings:
     storage_options: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        check_every(self.every)
+        as_every(self.every)  # refuses what is no interval
         if self.servers is not None and not isinstance(self.servers, Placement):
             Placement(self.servers)  # refuses what is no number of servers
         placement = self.placement
@@ -62,6 +66,8 @@ class Settings:
         if self.ranks_timeout_s <= 0:
             raise InvalidRequestError("ranks_timeout_s must be positive",
                                       value=self.ranks_timeout_s)  # fmt: skip
+        as_signums(self.preempt_signals)  # refuses what is no signal
+        check_deadline(self.preempt_deadline_s)
         for name in ("staging_bytes_max", "threads", "total_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -86,7 +92,28 @@ class Settings:
             strategy = dataclasses.replace(strategy, extract=as_extract(self.extract))
         if self.priority is not None:
             strategy = dataclasses.replace(strategy, priority=self.priority)
+        hot = strategy.priority
+        if hot is not None and self._steps is not None:
+            strategy = dataclasses.replace(strategy, priority=hot.within(self._steps))
         return strategy
+
+    @property
+    def _steps(self) -> int | None:
+        """``every`` as a number of steps, where it says one."""
+        every = as_every(self.every)
+        return every.steps if isinstance(every, Every) else None
+
+    def interval_of(self, hot: Priority | None) -> Every | Pls | None:
+        """From save to save: with hot rows first ``every`` is how long a round of saves takes, in
+        which as many rows are saved as there are."""
+        every = as_every(self.every)
+        if hot is None or every is None:
+            return every
+        seconds = every.interval_h * 3600 if isinstance(every, Pls) else every.seconds
+        return Every(
+            steps=None if self._steps is None else hot.save_every(self._steps),
+            seconds=None if seconds is None else seconds / hot.saves_a_round,
+        )
 
     def check_ranks(self, ranks: int) -> None:
         """Refuse what many ranks could not agree on.
@@ -99,7 +126,7 @@ class Settings:
                 "servers= and every=Pls(...) are for one process; of many ranks each would count "
                 "for itself",
                 ranks=ranks,
-                todo="give every= as a number of steps, and leave servers= out",
+                todo="give every= as a number of steps or a time, and leave servers= out",
             )
 
     def make_meter(self) -> PlsMeter | None:

@@ -29,10 +29,11 @@ from holdfast.checkpoint import tree
 from holdfast.checkpoint.selection import RowPart, Selection
 from holdfast.checkpoint.staging import BUFFER_BYTES, Buffer
 from holdfast.checkpoint.workbench import Workbench
+from holdfast.dtypes import array_dtype
 from holdfast.errors import InvalidRequestError
 from holdfast.modelstate import ModelState
 from holdfast.pieces import Piece
-from holdfast.schema import TableSchema
+from holdfast.schema import DTYPE_BYTES, TableSchema
 from holdfast.tables import Table
 
 
@@ -134,32 +135,41 @@ def take_rows(
 def _copy(
     table: Table, schema: TableSchema, present: set[str], part: RowPart, buffer: Buffer
 ) -> StagedPart:
-    columns, existing = [], []
-    start = 0
-    for column in schema.columns:
-        size = 4 * part.rows * column.width
-        flat = buffer[start : start + size].view(np.float32)
-        columns.append(flat.reshape(part.rows, column.width))
-        start += size
+    columns = _arrays_in(buffer, schema, part.rows)
+    existing = []
+    for column, rows_ND in zip(schema.columns, columns, strict=True):
         if column.name in present:
-            existing.append(columns[-1])
+            existing.append(rows_ND)
         else:
-            flat[:] = 0  # row state that other ranks have already: these rows were never trained
+            rows_ND[:] = 0  # row state that other ranks have already: these were never trained
     if part.ids_N is None:
         table.gather_range(part.start, part.stop, existing)
     else:
         table.gather(part.ids_N, existing)
-    return StagedPart(schema, table.piece, part, tuple(columns))
+    return StagedPart(schema, table.piece, part, columns)
 
 
-def rng_state() -> dict[str, Any]:
-    """Every global random generator a training loop may draw from."""
+def _arrays_in(buffer: Buffer, schema: TableSchema, rows: int) -> tuple[np.ndarray, ...]:
+    """Room for so many rows of every column, in schema order, each aligned for its numbers."""
+    found: dict[str, np.ndarray] = {}
+    start = 0
+    # The largest numbers first: then all are aligned, without gaps.
+    for column in sorted(schema.columns, key=lambda column: -DTYPE_BYTES[column.dtype]):
+        size = rows * column.row_bytes
+        flat = buffer[start : start + size].view(array_dtype(column.dtype))
+        found[column.name] = flat.reshape(rows, column.width)
+        start += size
+    return tuple(found[column.name] for column in schema.columns)
+
+
+def rng_state(*, has_cuda: bool = True) -> dict[str, Any]:
+    """Every global random generator a training loop may draw from; GPUs' only if ``has_cuda``."""
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
         "numpy": np.random.get_state(),
         "python": random.getstate(),
     }
-    if torch.cuda.is_available():
+    if has_cuda and torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
 

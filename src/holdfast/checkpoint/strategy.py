@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from holdfast.checkpoint.baseline import SINCE_LAST, check_policy, deltas_since
 from holdfast.checkpoint.bitwidth import MAX_BITS, PAPER_TABLE, BitsFor, choose_bits
-from holdfast.checkpoint.codec import Codec, parse_codec
+from holdfast.checkpoint.codec import Codec, fit_codec, parse_codec
 from holdfast.checkpoint.grid import Extract
 from holdfast.checkpoint.priority import MFU, SCAR, SSU, Priority
 from holdfast.errors import InvalidRequestError
@@ -133,9 +133,11 @@ def default_state_codec(weights: Codec, *, is_non_negative: bool) -> Codec:
 
 
 def column_codecs(schema: TableSchema, plan: CodecPlan) -> list[Codec]:
-    """The codec of each column of a table."""
+    """The codec of each column of a table, as its type asks for (``fit_codec``)."""
     return [
-        plan.for_column(index, is_non_negative=column.name in _NON_NEGATIVE)
+        fit_codec(
+            plan.for_column(index, is_non_negative=column.name in _NON_NEGATIVE), column.dtype
+        )
         for index, column in enumerate(schema.columns)
     ]
 

@@ -52,6 +52,16 @@ class Succession:
         """Whether the last save is of this very step, and committed."""
         return self.of_this_step() is not None and self._lineage.step == self._lineage.at
 
+    @property
+    def is_as_restored(self) -> bool:
+        """Whether the model is at the step it was restored from."""
+        return self.of_this_step() is None and self._lineage.step == self._lineage.at
+
+    def durable_step(self) -> int | None:
+        """The last step that is committed, also where that is not settled yet; any thread asks."""
+        last = self.last
+        return last.step if last is not None and last.is_committed else self._lineage.at
+
     def of_this_step(self) -> Save | None:
         """The last save, if it is of the step that training is at."""
         is_again = self.last is not None and self.last.step == self._lineage.step

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from holdfast import events
 from holdfast.checkpoint import commit as catalogs
-from holdfast.checkpoint.agreement import Agreement, Decided, Decision
+from holdfast.checkpoint.agreement import Agreement, ChangedBytes, Decided, Decision
 from holdfast.checkpoint.alone import Alone
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.joint import Coordinator, Follower
@@ -126,9 +126,9 @@ class Together:
         step: int,
         state: ModelState,
         *,
-        changed_bytes: int,
+        changed: ChangedBytes,
         error: Exception | None,
-        decide: Callable[[RunWriter, tuple[TableSchema, ...], int], Decided],
+        decide: Callable[[RunWriter, tuple[TableSchema, ...], ChangedBytes], Decided],
     ) -> Decided:
         """What is saved now, and of which tables; the same everywhere, or nothing anywhere.
 
@@ -142,17 +142,27 @@ class Together:
         writer = self.run_writer
         if self._agreement is None:
             assert writer is not None
-            return decide(writer, state.schemas(), changed_bytes)
-        size = self._agreement.gather(step, state.tables, changed_bytes=changed_bytes, error=error)
+            return decide(writer, state.schemas(), changed)
+        of_all = self._agreement.gather(step, state.tables, changed=changed, error=error)
         schemas = self._agreement.schemas
         decision: Decision | None = None
         refusal: Exception | None = None
         if writer is not None:
             try:
-                decision, schemas = decide(writer, schemas, size)
+                decision, schemas = decide(writer, schemas, of_all)
             except Exception as caught:
                 refusal = caught
         return self._agreement.decide(decision, refusal), schemas
+
+    def share(self, number: int) -> int:
+        """Rank 0's number, on every rank; the others pass any.
+
+        Raises:
+            UnavailableError: a rank is lost.
+        """
+        if self._ranks is None:
+            return number
+        return int(self._ranks.broadcast(str(number).encode() if self.commits else None))
 
     def make_committer(self, decision: Decision) -> Committer:
         """What commits this process's part of a save."""

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import time
+from collections.abc import Collection
 
 import numpy as np
 
 from holdfast.checkpoint import priority
-from holdfast.checkpoint.codec import Codec
+from holdfast.checkpoint.codec import Codec, fit_codec
 from holdfast.checkpoint.segment import Segment, encode_segment
 from holdfast.checkpoint.strategy import CodecPlan
-from holdfast.kernels import bitmap, bloom, place
+from holdfast.dtypes import array_dtype, as_bits
+from holdfast.kernels import bitmap, bloom, gradients, place
 from holdfast.kernels import rows as row_kernels
+from holdfast.schema import FLOAT32
 
 _PATIENCE_S = 1.0
 
 
-def warm_kernels(codecs: CodecPlan, *, has_grid: bool, has_priority: bool = False) -> float:
-    """Run every kernel a save and a restore need once, on a few rows; the seconds it took."""
+def warm_kernels(
+    codecs: CodecPlan,
+    *,
+    has_grid: bool,
+    has_priority: bool = False,
+    dtypes: Collection[str] = (FLOAT32,),
+) -> float:
+    """Run every kernel a save and a restore need once, on a few rows of these types; the seconds it
+    took."""
     started = time.perf_counter()
     notice = threading.Timer(
         _PATIENCE_S,
@@ -35,23 +46,25 @@ def warm_kernels(codecs: CodecPlan, *, has_grid: bool, has_priority: bool = Fals
         bitmap.union_into(words_W, words_W)
         bitmap.ids(words_W, 0, int(bitmap.split(words_W, 2)[-1]))
         bitmap.is_set(words_W, ids_N)
+        for width in (np.int64, np.int32):
+            gradients.mark_nonzero(np.ones((64, 2), width), words_W)
         if has_priority:
             priority.warm()
         # Row state may appear only later: its codecs are needed at the first save all the same.
         used = {codecs.weights}
         used |= {codecs.for_column(1, is_non_negative=flag) for flag in (True, False)}
-        for codec in used:
-            _round_trip(codec, ids_N, has_grid=has_grid)
-            _round_trip(codec, np.arange(3), has_grid=has_grid)
+        for codec, dtype in itertools.product(used, dtypes):
+            for chosen_N in (ids_N, np.arange(3)):
+                _round_trip(fit_codec(codec, dtype), chosen_N, dtype, has_grid=has_grid)
     finally:
         notice.cancel()
     return time.perf_counter() - started
 
 
-def _round_trip(codec: Codec, ids_N: np.ndarray, *, has_grid: bool) -> None:
-    table_ND = np.ones((8, 4), np.float32)
-    rows_ND = np.empty((3, 4), np.float32)
-    row_kernels.gather(table_ND, ids_N, rows_ND)
+def _round_trip(codec: Codec, ids_N: np.ndarray, dtype: str, *, has_grid: bool) -> None:
+    table_ND = np.ones((8, 4), array_dtype(dtype))
+    rows_ND = np.empty((3, 4), array_dtype(dtype))
+    row_kernels.gather(as_bits(table_ND), ids_N, as_bits(rows_ND))
     row_kernels.hash_rows(rows_ND, np.zeros(3, np.uint64))
     encoded = encode_segment(ids_N, [rows_ND], [codec], has_filter=has_grid)
     data = b"".join(memoryview(part).cast("B") for part in encoded.buffers if len(part))
@@ -64,7 +77,7 @@ def _round_trip(codec: Codec, ids_N: np.ndarray, *, has_grid: bool) -> None:
         bloom.has(words_W, ids_N)
     nothing_K = np.empty(0, np.int64)
     nothing_TC = np.empty((0, 1), np.int64)
-    tables = place.Tables(nothing_K, nothing_K, nothing_K, nothing_TC, nothing_TC)
+    tables = place.Tables(*(nothing_K,) * 3, *(nothing_TC,) * 4)
     facts_SF = np.empty((0, place.KILLS_HI + 1), np.int64)
     no_bytes_B = np.frombuffer(bytearray(8), np.uint8)
-    place.place(no_bytes_B, facts_SF, tables, 0, nothing_K, nothing_K, 0, is_masked=True)
+    place.place(no_bytes_B, facts_SF, tables, nothing_K, nothing_K, 0, is_masked=True)

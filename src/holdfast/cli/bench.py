@@ -17,7 +17,8 @@ def bench(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes, rough numbers.")] = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the results here as well.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the page here; with --only, put these into it."),
     ] = None,
     as_json: Json = False,
 ) -> None:

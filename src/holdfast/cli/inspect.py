@@ -163,7 +163,10 @@ def look(run: Run, step: int, *, only: bool = False) -> Inspection:
             for info in infos
         ),
         tables=table_lines(
-            [(t.name, t.rows, tuple((c.name, c.width) for c in t.columns)) for t in at.tables],
+            [
+                (t.name, t.rows, tuple((c.name, c.width, c.dtype) for c in t.columns), t.row_bytes)
+                for t in at.tables
+            ],
             stored,
         ),
     )

@@ -106,7 +106,25 @@ PresetOption = Annotated[Preset, option("Size of its networks.", MODEL)]
 Rows = Annotated[int, option("Rows of all tables together.", MODEL, min=1)]
 Steps = Annotated[int, option("Steps in all, resumed ones included.", OTHER, min=1)]
 BatchSize = Annotated[int, option("Samples a step.", DATA, min=1)]
-Every = Annotated[int, option("Steps between checkpoints.", SAVES, min=1)]
+Every = Annotated[
+    int,
+    option(
+        "Steps between checkpoints. With cpr-mfu, cpr-ssu and cpr-scar: steps in which as many "
+        "rows are saved as there are, in 8 checkpoints of the hottest eighth.",
+        SAVES,
+        min=1,
+    ),
+]
+EveryOrTime = Annotated[
+    str,
+    option(
+        "Steps between checkpoints, or a time: 30min, 90s, 1.5h. With --workers: batches. With "
+        "cpr-mfu, cpr-ssu and cpr-scar: the interval in which as many rows are saved as there "
+        "are, in 8 checkpoints of the hottest eighth.",
+        SAVES,
+        metavar="STEPS|TIME",
+    ),
+]
 Touched = Annotated[
     float | None,
     option(

@@ -19,6 +19,7 @@ from holdfast.cli.options import Preset as Preset
 from holdfast.cli.output import Json, StorageOptions, parse_storage_options
 
 if TYPE_CHECKING:
+    from holdfast.checkpoint.interval import Every
     from holdfast.checkpoint.strategy import Strategy
     from holdfast.cli.measuring import Measuring
     from holdfast.recsys.clustertrain import Workload
@@ -81,7 +82,7 @@ def train(
         float | None,
         options.option("The fewer, the fewer bits are stored. Default: 20.", options.SAVES, min=0),
     ] = None,
-    every: options.Every = 100,
+    every: options.EveryOrTime = "100",
     keep: Annotated[
         int | None, options.option("Keep only the last so many.", options.SAVES, min=1)
     ] = None,
@@ -152,10 +153,11 @@ def train(
 
     With --workers: train on a cluster of processes that loses servers and goes on.
     """
-    from holdfast.cli.trainjob import Job, run_job
+    from holdfast.cli.trainjob import Job, run_job, steps_of
     from holdfast.recsys.train import Recipe
 
     check_options(context, is_cluster=workers is not None)
+    interval = parse_every(every, is_cluster=workers is not None)
     measuring = choose_measuring(metrics_port, metrics_host, tensorboard)
     kind, files = parse_data(data or ["clicks"])
     if workers is not None:
@@ -175,7 +177,7 @@ def train(
         cluster.check_picture(picture)
         workload = make_workload(
             model.value, preset.value, rows, batch_size, seed, kind=kind, touched=touched,
-            interval=every,
+            interval=steps_of(interval),
         )  # fmt: skip
         if hot_rows is not None:
             layout = cluster.choose_hot_rows(
@@ -191,7 +193,7 @@ def train(
             layer=cluster.choose_layer(
                 chosen,
                 None if second_layer is None else second_layer.value,
-                every=every,
+                every=steps_of(interval),
                 url=url,
                 codec=codec,
                 state_codec=state_codec,
@@ -224,7 +226,7 @@ def train(
         touched=touched,
     )
     settings: dict[str, Any] = {
-        "every": every,
+        "every": interval,
         "codec": codec,
         "state_codec": state_codec,
         "expected_restores": 20 if expected_restores is None else expected_restores,
@@ -246,6 +248,27 @@ def train(
     exit_code = run_job(job, is_json=as_json)
     if exit_code:
         raise typer.Exit(exit_code)
+
+
+def parse_every(text: str, *, is_cluster: bool) -> Every:
+    """Steps or a time between checkpoints; on a cluster batches.
+
+    >>> parse_every("90s", is_cluster=False).seconds
+    90.0
+
+    Raises:
+        InvalidRequestError: neither; or a time on a cluster.
+    """
+    from holdfast.checkpoint.interval import Every, as_every
+    from holdfast.errors import InvalidRequestError
+
+    every = as_every(text)
+    assert isinstance(every, Every)
+    if is_cluster and every.steps is None:
+        raise InvalidRequestError(
+            "on a cluster checkpoints are counted in batches", every=text, todo="give --every 100"
+        )
+    return every
 
 
 def check_options(context: typer.Context, *, is_cluster: bool) -> None:

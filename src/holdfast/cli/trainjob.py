@@ -24,7 +24,10 @@ from holdfast.cli.output import show, stderr
 if TYPE_CHECKING:
     from holdfast import events
     from holdfast.checkpoint.checkpointer import Checkpointer
+    from holdfast.checkpoint.interval import Every
     from holdfast.recsys.train import Plan, Recipe
+
+_STEPS_OF_A_TIME = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ def run_job(job: Job, *, is_json: bool) -> int:
     plan = find_plan(
         job.url,
         job.recipe,
-        interval=job.settings["every"],
+        interval=steps_of(job.settings["every"]),
         storage_options=job.settings.get("storage_options"),
     )
     training = make_training(plan, files=job.files, workers=job.workers, steps=job.steps)
@@ -131,6 +134,11 @@ def _step(ck: Checkpointer, model: Any, optimizers: Any, losses: Mapping[int, li
     if failed and placement is not None:
         lose_rows(find_tables(model, optimizers), placement, failed)
         ck.recover(failed)
+
+
+def steps_of(every: Every) -> int:
+    """The steps of an interval; of a time the skew of synthetic clicks takes this many."""
+    return _STEPS_OF_A_TIME if every.steps is None else every.steps
 
 
 def find_plan(

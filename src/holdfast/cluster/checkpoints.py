@@ -56,9 +56,10 @@ class LayerSettings:
     """How a cluster is saved, and what it does when more is lost than parity makes up for.
 
     ``strategy``: ``cpr-mfu``, ``cpr-ssu`` and ``cpr-scar`` save the hottest r·N rows of large
-    tables: give them r times the ``every_batches`` of ``cpr``. ``recovery`` None: ``cpr`` and these
-    give lost servers their last saved rows and let the others go on (partial); with the other
-    strategies everybody goes back (full).
+    tables, 1/r times within ``every_batches``: as many rows in that time as ``cpr``, and no larger
+    a PLS (``Priority.save_every``). ``recovery`` None: ``cpr`` and these give lost servers their
+    last saved rows and let the others go on (partial); with the other strategies everybody goes
+    back (full).
     """
 
     strategy: str | Strategy = "check-n-run"
@@ -97,6 +98,12 @@ class ClusterCheckpointer:
         """
         self.settings = LayerSettings(**settings)
         self.strategy = _checked(as_strategy(self.settings.strategy))
+        self._every = self.settings.every_batches
+        hot = self.strategy.priority
+        if hot is not None and self._every is not None:
+            hot = hot.within(self._every)
+            self.strategy = dataclasses.replace(self.strategy, priority=hot)
+            self._every = hot.save_every(self._every)
         recovery = self.settings.recovery
         is_cpr = self.strategy.name.startswith("cpr")
         self.is_partial = recovery == PARTIAL or (recovery is None and is_cpr)
@@ -111,7 +118,6 @@ class ClusterCheckpointer:
             storage, catalogs.load_last(storage), log=cluster.log, clock=self.settings.clock
         )
         self._at: int | None = None  # the committed step the cluster descends from
-        hot = self.strategy.priority
         self._rounds = Rounds(1 if hot is None else hot.saves_a_round)
         self._behind = 0  # batches before that step which count as lost with a server's rows
         self._must_be_base: str | None = None
@@ -211,7 +217,7 @@ class ClusterCheckpointer:
         """
         if self._failure is not None:
             raise self._failure
-        every = self.settings.every_batches
+        every = self._every
         is_busy = self._thread is not None and self._thread.is_alive()
         if every is None or is_busy or leases.is_over or self._is_held.is_set():
             return

@@ -1,7 +1,7 @@
 """What a foreign checkpoint becomes: tables of rows with their state, and dense state.
 
-Which tensors are tables is tables.py's rule: fp32 embeddings, and optimizer state that has
-numbers for every row goes with the rows. A live model says which weights are embeddings; a file
+Which tensors are tables is tables.py's rule: embeddings, and optimizer state that has numbers
+for every row goes with the rows. A live model says which weights are embeddings; a file
 does not, so there they are named.
 
     Source + names of tables (+ names of the optimizers' parameters) -> Adopted
@@ -24,8 +24,9 @@ from typing import Any
 from holdfast.errors import InvalidRequestError, NotFoundError
 from holdfast.interchange.source import PackedOptimizer, Source, StoredTensor
 from holdfast.modelstate import ModelState, is_unnamed, unnamed
-from holdfast.schema import WEIGHT, Column, TableSchema
+from holdfast.schema import DTYPE_BYTES, WEIGHT, Column, TableSchema
 from holdfast.tables import has_row_state_shape, has_table_shape
+from holdfast.tensors import dtype_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +120,8 @@ def adopt(source: Source, naming: Naming) -> Adopted:
 
     Raises:
         NotFoundError: the file lacks a table.
-        InvalidRequestError: a table is not of fp32 rows, two tables are one by their names, or it
-            is not certain whose an optimizer's state is.
+        InvalidRequestError: a table is not of rows of floats, two tables are one by their names,
+            or it is not certain whose an optimizer's state is.
     """
     source = _split_joined(source, naming)
     columns: dict[str, dict[str, StoredTensor]] = {}
@@ -133,8 +134,9 @@ def adopt(source: Source, naming: Naming) -> Adopted:
             )  # fmt: skip
         if not _may_be_table(weight):
             raise InvalidRequestError(
-                "a table is a tensor of fp32 rows", table=name,
-                found=_describe(weight), todo="convert it to fp32 first, or do not name it",
+                "a table is a tensor of rows of floats", table=name,
+                found=_describe(weight), known=list(DTYPE_BYTES),
+                todo="convert it to one of these types first, or do not name it",
             )  # fmt: skip
         columns[name] = {WEIGHT: weight}
     known = _parameters(source, naming)
@@ -145,6 +147,9 @@ def adopt(source: Source, naming: Naming) -> Adopted:
             key: _divide(packed, known[key], columns, table_state)
             for key, packed in source.optimizers.items()
         }
+    if source.fused is not None:
+        optimizers = {} if optimizers is None else optimizers
+        _add_fused(*source.fused, columns, table_state)
     skipped = {*columns, *naming.aliases}
     dense = {
         "model": {name: value for name, value in source.model.items() if name not in skipped},
@@ -175,9 +180,11 @@ def _table(name: str, found: Mapping[str, StoredTensor]) -> AdoptedTable:
     """Columns in the order of a live table: the weights, then state by name."""
     rows = found[WEIGHT].shape[0]
     order = [WEIGHT, *sorted(key for key in found if key != WEIGHT)]
-    schema = TableSchema(
-        name, rows, tuple(Column(key, math.prod(found[key].shape) // rows) for key in order)
+    columns = (
+        Column(key, math.prod(found[key].shape) // rows, dtype_name(found[key].dtype))
+        for key in order
     )
+    schema = TableSchema(name, rows, tuple(columns))
     return AdoptedTable(schema, tuple(found[key] for key in order))
 
 
@@ -209,6 +216,35 @@ def _divide(
         for group in packed.groups
     ]
     return {"named": named, "param_groups": groups}
+
+
+def _add_fused(
+    states: Mapping[str, Mapping[str, Any]],
+    scalars: Mapping[str, Mapping[str, Any]],
+    columns: dict[str, dict[str, StoredTensor]],
+    table_state: dict[str, dict[str, Any]],
+) -> None:
+    """What fused optimizers hold of tables: row state to ``columns``, the rest to ``table_state``.
+
+    Raises:
+        NotFoundError: they are of tables that were not named.
+        InvalidRequestError: state is not of a table's rows, or another optimizer has it too.
+    """
+    for name in {**states, **scalars}:
+        if name not in columns:
+            raise NotFoundError(
+                "a fused optimizer holds a table that is not among those named", table=name,
+                tables=list(columns)[:20], todo="name it too: tables=, or --table",
+            )  # fmt: skip
+        rows = columns[name][WEIGHT].shape[0]
+        for key, value in states.get(name, {}).items():
+            if not _is_row_state(value, rows) or key in columns[name]:
+                raise InvalidRequestError(
+                    "a fused optimizer's state is not of its table's rows, or there twice",
+                    table=name, state=key, found=_describe(value),
+                )  # fmt: skip
+            columns[name][key] = value if len(value.shape) > 1 else value.as_column()
+        table_state[name] |= scalars.get(name, {})
 
 
 def _is_row_state(value: Any, rows: int) -> bool:

@@ -26,6 +26,7 @@ import torch
 from holdfast.errors import CorruptDataError, InvalidRequestError, NotFoundError
 from holdfast.interchange import handout as handouts
 from holdfast.interchange import restricted
+from holdfast.interchange.fused import KEY as FUSED_KEY
 from holdfast.interchange.handout import Handout, OnTable
 from holdfast.interchange.restricted import Record
 from holdfast.interchange.source import Choice, Piece, Source, StoredTensor, find_parts
@@ -273,6 +274,8 @@ def write_dcp(handout: Handout, out: Path, *, on_table: OnTable) -> int:
     tree: dict[str, Any] = {"model": handout.model}
     if handout.optimizers:
         tree["optimizer"] = _by_name(handout)
+    if handout.fused is not None:
+        tree[FUSED_KEY] = handout.fused
     tree["step"] = handout.step
     with whole_folder(out) as temporary:
         # torch cannot leave numbers out of a file of many archives: placeholders go there as zeros.

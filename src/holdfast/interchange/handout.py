@@ -23,10 +23,13 @@ import numpy as np
 import torch
 
 from holdfast.checkpoint.run import Run
+from holdfast.dtypes import array_dtype
 from holdfast.errors import InvalidRequestError
+from holdfast.interchange.fused import pack
 from holdfast.interchange.torchzip import TensorRef
 from holdfast.modelstate import Order, is_unnamed
 from holdfast.schema import WEIGHT, TableSchema, cuts_of, state_shape
+from holdfast.tensors import TORCH_DTYPES
 
 OnTable = Callable[[int, int], None]
 
@@ -44,6 +47,8 @@ class Handout:
     model: dict[str, Any]
     optimizers: dict[str, dict[str, Any]]
     parameters: dict[str, list[str | None]]
+    fused: dict[str, Any] | None = None
+    """TorchRec's fused optimizers (fused.py), where tables have one."""
     columns: dict[int, tuple[str, int]] = field(default_factory=dict)
 
     @property
@@ -65,7 +70,7 @@ def hand_out(run: Run, step: int, *, weights_only: bool) -> Handout:
     columns: dict[int, tuple[str, int]] = {}
 
     def place(schema: TableSchema, column: int, shape: tuple[int, ...]) -> torch.Tensor:
-        made = _placeholder(shape)
+        made = _placeholder(shape, TORCH_DTYPES[schema.columns[column].dtype])
         columns[id(made)] = (schema.name, column)
         return made
 
@@ -75,7 +80,7 @@ def hand_out(run: Run, step: int, *, weights_only: bool) -> Handout:
     for alias, name in dense.get("aliases", {}).items():
         model[alias] = model[name]
     if weights_only:
-        return Handout(run, step, model, {}, {}, columns)
+        return Handout(run, step, model, {}, {}, columns=columns)
     orders = dense.get("parameters", {})
     optimizers: dict[str, dict[str, Any]] = {}
     parameters: dict[str, list[str | None]] = {}
@@ -87,7 +92,11 @@ def hand_out(run: Run, step: int, *, weights_only: bool) -> Handout:
         for index, name in enumerate(names)
         if name is not None
     }
-    for table, scalars in dense.get("table_state", {}).items():
+    table_state = dense.get("table_state", {})
+    # Nothing but a fused kernel has a rate of its own for a table.
+    is_fused = {table: "lr" in held and table not in homes for table, held in table_state.items()}
+    fused: dict[str, dict[str, Any]] = {table: {} for table in is_fused if is_fused[table]}
+    for table, scalars in table_state.items():
         if table in homes and scalars:
             key, index = homes[table]
             optimizers[key]["state"].setdefault(index, {}).update(scalars)
@@ -95,20 +104,25 @@ def hand_out(run: Run, step: int, *, weights_only: bool) -> Handout:
         for column, each in enumerate(schema.columns):
             if each.name == WEIGHT and column == 0:
                 continue
+            parts = cuts[schema.name]
+            shape = dense["row_state_shapes"][parts[0].name][each.name]
+            rest = state_shape(parts, column, shape, width=schema.width)
+            if schema.name in fused:
+                rest = [] if rest == [1] else rest  # as TorchRec has one number a row
+                fused[schema.name][each.name] = place(schema, column, (schema.rows, *rest))
+                continue
             if schema.name not in homes:
                 raise InvalidRequestError(
                     "the checkpoint does not say whose state a table's is", table=schema.name,
                     column=each.name, todo=_INSTEAD,
                 )  # fmt: skip
             key, index = homes[schema.name]
-            parts = cuts[schema.name]
-            shape = dense["row_state_shapes"][parts[0].name][each.name]
-            rest = state_shape(parts, column, shape, width=schema.width)
             state = optimizers[key]["state"].setdefault(index, {})
             state[each.name] = place(schema, column, (schema.rows, *rest))
     for packed in optimizers.values():
         packed["state"] = dict(sorted(packed["state"].items()))
-    return Handout(run, step, model, optimizers, parameters, columns)
+    packed_fused = pack(fused, {t: table_state[t] for t in fused}) if fused else None
+    return Handout(run, step, model, optimizers, parameters, packed_fused, columns)
 
 
 def _pack(stored: Mapping[str, Any], order: Order) -> tuple[dict[str, Any], list[str | None]]:
@@ -135,12 +149,12 @@ def _pack(stored: Mapping[str, Any], order: Order) -> tuple[dict[str, Any], list
     return {"state": state, "param_groups": groups}, told
 
 
-def _placeholder(shape: tuple[int, ...]) -> torch.Tensor:
+def _placeholder(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """A tensor that nobody looks into: address space without memory behind it."""
-    size = math.prod(shape) * 4
+    size = math.prod(shape) * dtype.itemsize
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
     room = mmap.mmap(-1, max(1, size), flags=flags)
-    return torch.frombuffer(room, dtype=torch.float32, count=math.prod(shape)).view(shape)
+    return torch.frombuffer(room, dtype=dtype, count=math.prod(shape)).view(shape)
 
 
 def fill(handout: Handout, places: list[tuple[torch.Tensor, TensorRef]], on_table: OnTable) -> None:
@@ -160,10 +174,17 @@ def fill(handout: Handout, places: list[tuple[torch.Tensor, TensorRef]], on_tabl
     schemas = handout.run.tables(handout.step)
     for done, schema in enumerate(schemas):
         on_table(done, len(schemas))
-        keys = [(schema.name, column) for column in range(len(schema.columns))]
-        held = [targets[key] for key in keys if key in targets]
+        found = [
+            (targets[schema.name, index], array_dtype(column.dtype))
+            for index, column in enumerate(schema.columns)
+            if (schema.name, index) in targets
+        ]
+        held = [refs for refs, _ in found]
         flats = [refs[0].map("r+") for refs in held]
-        arrays = [flat_B.view(np.float32).reshape(schema.rows, -1) for flat_B in flats]
+        arrays = [
+            flat_B.view(dtype).reshape(schema.rows, -1)
+            for flat_B, (_, dtype) in zip(flats, found, strict=True)
+        ]
         handout.run.restore_into(handout.step, {schema.name: arrays})
         for flat_B, refs in zip(flats, held, strict=True):
             for ref in refs[1:]:  # a table that modules share, where a format keeps it for each

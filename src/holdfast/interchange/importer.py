@@ -2,7 +2,7 @@
 
     file or folder -> Source -> Adopted -> a save like any other (encode, store, commit)
 
-Rows are stored as fp32: training resumes from exactly the numbers of the file. Random state, a
+Rows are stored as they are: training resumes from exactly the numbers of the file. Random state, a
 reader and other extras are not in such files; ``resume`` leaves them as they are.
 
 Invariants:

@@ -19,6 +19,10 @@ import numpy as np
 import torch
 
 from holdfast.errors import CorruptDataError, InvalidRequestError
+from holdfast.interchange.fused import KEY as FUSED_KEY
+from holdfast.interchange.fused import unpack
+from holdfast.names import plain_name
+from holdfast.tensors import as_tensor
 
 MODEL_KEYS = ("model", "state_dict", "model_state_dict", "model_state", "module")
 OPTIMIZER_KEYS = (
@@ -51,7 +55,7 @@ class StoredTensor:
 
     def rows_into(self, start: int, stop: int, out_ND: np.ndarray) -> None:
         """Copy the rows ``start`` to ``stop``, each as one line of numbers."""
-        out = torch.from_numpy(out_ND).view(stop - start, *self.shape[1:])
+        out = as_tensor(out_ND).view(stop - start, *self.shape[1:])
         for piece in self.pieces:
             first, *rest = piece.offsets
             lo, hi = max(start, first), min(stop, first + piece.tensor.shape[0])
@@ -60,6 +64,11 @@ class StoredTensor:
                 where = [slice(a, a + size) for a, size in zip(rest, sizes, strict=True)]
                 rows = slice(lo - start, hi - start)
                 out[(rows, *where)] = piece.tensor[lo - first : hi - first]
+
+    def as_column(self) -> StoredTensor:
+        """One number a row as [rows, 1], as tables have it."""
+        pieces = tuple(Piece((*p.offsets, 0), p.tensor.unsqueeze(1)) for p in self.pieces)
+        return dataclasses.replace(self, shape=(*self.shape, 1), pieces=pieces)
 
     def whole(self) -> torch.Tensor:
         """All of it, in memory of its own."""
@@ -109,6 +118,8 @@ class Source:
     optimizers: Mapping[str, PackedOptimizer] | None
     """None: it holds none."""
     step: int | None
+    fused: tuple[Mapping[str, Mapping[str, Any]], Mapping[str, Mapping[str, Any]]] | None = None
+    """Of fused optimizers (fused.py): row state by table and column, the rest by table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +164,12 @@ def find_parts(tree: Any, choice: Choice, *, path: str, format: str) -> Source:
     steps = [s.whole().item() if isinstance(s, StoredTensor) and not s.shape else s for s in steps]
     step = next((s for s in steps if type(s) is int and s >= 0), None)
     model = _renamed(tree[model_key], choice.strip_prefix)
-    return Source(path, format, model, optimizers, step)
+    fused = None
+    if not choice.weights_only and FUSED_KEY in tree:
+        states, scalars = unpack(tree[FUSED_KEY])
+        prefix = choice.strip_prefix
+        fused = _renamed(states, prefix), _renamed(scalars, prefix)
+    return Source(path, format, model, optimizers, step, fused)
 
 
 def _is_state_dict(value: Any) -> bool:
@@ -184,10 +200,11 @@ def _choose_key(
 def _renamed(model: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for name, value in model.items():
-        new = name.removeprefix(prefix)
+        new = plain_name(name.removeprefix(prefix))
         if new in made:
             raise InvalidRequestError(
-                "two tensors have one name without the prefix", name=new, prefix=prefix,
+                "two tensors have one name without the prefix and torch.compile's", name=new,
+                prefix=prefix,
                 todo="leave the prefix out",
             )  # fmt: skip
         made[new] = value
@@ -239,7 +256,7 @@ def _packed(value: Any, where: str, prefix: str) -> PackedOptimizer:
         count = len(group["params"])
         group["params"] = list(range(at, at + count))
         at += count
-    names = tuple(str(name).removeprefix(prefix) for name in named) if named else None
+    names = tuple(plain_name(str(name).removeprefix(prefix)) for name in named) if named else None
     if names is not None and len(names) != len(order):
         raise CorruptDataError("an optimizer names other parameters than it has", where=where)
     return PackedOptimizer({number[key]: entries for key, entries in state.items()}, groups, names)

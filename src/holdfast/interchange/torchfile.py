@@ -2,7 +2,8 @@
 
     {"model": state_dict, "optimizer": state_dict, "parameter_names": {...}, "step": 1000}
 
-With several optimizers the key is ``optimizers``, a dict by name. ``parameter_names`` says what
+With several optimizers the key is ``optimizers``, a dict by name. Fused ones are under
+``fused_optimizer`` (fused.py). ``parameter_names`` says what
 torch does not: by optimizer, the names of its parameters in their order. ``torch.load`` reads it
 with ``weights_only=True``.
 
@@ -22,6 +23,7 @@ import torch
 
 from holdfast.errors import CorruptDataError, InvalidRequestError, NotFoundError
 from holdfast.interchange import handout as handouts
+from holdfast.interchange.fused import KEY as FUSED_KEY
 from holdfast.interchange.handout import Handout, OnTable
 from holdfast.interchange.source import PARAMETER_NAMES, Choice, Source, find_parts, stored
 from holdfast.interchange.torchzip import Extent, TensorRef, read_structure
@@ -42,6 +44,8 @@ def write_torch(handout: Handout, out: Path, *, on_table: OnTable) -> int:
         tree["optimizers"] = handout.optimizers
     if handout.optimizers:
         tree[PARAMETER_NAMES] = handout.parameters
+    if handout.fused is not None:
+        tree[FUSED_KEY] = handout.fused
     tree["step"] = handout.step
     with whole_file(out) as temporary:
         with torch.serialization.skip_data():

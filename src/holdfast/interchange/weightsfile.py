@@ -22,15 +22,18 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from holdfast.checkpoint.counting import counted
 from holdfast.checkpoint.run import Run
+from holdfast.dtypes import array_dtype
 from holdfast.errors import InvalidRequestError, NotFoundError
 from holdfast.interchange.wholeness import whole_file
-from holdfast.schema import TableSchema
+from holdfast.schema import DTYPE_BYTES, TableSchema
+from holdfast.tensors import TORCH_DTYPES
 
 # safetensors' words for the types a dense state may hold
 _DTYPES = {
@@ -114,7 +117,10 @@ def export(
         for done, schema in enumerate(chosen):
             on_table(done, len(chosen))
             names = _names(schema, has_state=wanted.has_state)
-            targets = [_map(temporary, len(head), by_name[name]) for name in names]
+            targets = [
+                _map(temporary, len(head), by_name[name], array_dtype(column.dtype))
+                for name, column in zip(names, schema.columns, strict=False)
+            ]
             _fill(run, step, schema, bounds[schema.name], targets)
             for target in targets:
                 target.flush()
@@ -226,15 +232,19 @@ def _plan_layout(
     *,
     has_state: bool,
 ) -> list[_Entry]:
-    """Every tensor's place in the file. Tables come first: fp32 stays aligned that way."""
+    """Every tensor's place in the file. Tables come first, and of them the largest numbers: rows
+    stay aligned that way."""
     entries: list[_Entry] = []
     end = 0
-    for schema in tables:
-        names = _names(schema, has_state=has_state)
-        for name, column in zip(names, schema.columns, strict=False):
-            shape = (_count(bounds[schema.name]), column.width)
-            entries.append(_Entry(name, "F32", shape, end, 4 * shape[0] * shape[1]))
-            end += entries[-1].bytes
+    columns = [
+        (name, column, _count(bounds[schema.name]))
+        for schema in tables
+        for name, column in zip(_names(schema, has_state=has_state), schema.columns, strict=False)
+    ]
+    for name, column, rows in sorted(columns, key=lambda each: -DTYPE_BYTES[each[1].dtype]):
+        word = _DTYPES[TORCH_DTYPES[column.dtype]]
+        entries.append(_Entry(name, word, (rows, column.width), end, column.row_bytes * rows))
+        end += entries[-1].bytes
     for name, tensor in dense.items():
         if tensor.dtype not in _DTYPES:
             raise InvalidRequestError(
@@ -265,10 +275,8 @@ def _raw(tensor: torch.Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
-def _map(path: Path, head_bytes: int, entry: _Entry) -> np.memmap:
-    return np.memmap(
-        path, np.float32, mode="r+", offset=head_bytes + entry.start, shape=entry.shape
-    )
+def _map(path: Path, head_bytes: int, entry: _Entry, dtype: np.dtype[Any]) -> np.memmap:
+    return np.memmap(path, dtype, mode="r+", offset=head_bytes + entry.start, shape=entry.shape)
 
 
 def _fill(
@@ -281,11 +289,9 @@ def _fill(
     if list(bounds) == [(0, schema.rows)]:
         run.restore_into(step, {schema.name: targets})
         return
-    row_bytes = 4 * sum(column.width for column in schema.columns)
     done = 0
-    for ids_N in _pieces(bounds, max(1, PIECE_BYTES // row_bytes)):
-        rows = run.read(step, schema.name, ids_N)
-        columns = [rows.weight, *(rows.state[column.name] for column in schema.columns[1:])]
+    for ids_N in _pieces(bounds, max(1, PIECE_BYTES // schema.row_bytes)):
+        columns = run.columns(step, schema.name, ids_N)
         for target_ND, column_ND in zip(targets, columns, strict=False):
             target_ND[done : done + len(ids_N)] = column_ND
         done += len(ids_N)

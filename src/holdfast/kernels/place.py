@@ -3,7 +3,7 @@
 A grid has thousands of small chunks. To take each from Python would cost more than its rows do;
 here one kernel goes through all segments of a buffer: it reads and checks their headers, unpacks
 their ids, leaves out rows that are dead, and copies the others, table by table and column by
-column. For columns stored as they are in memory (fp32); a segment of another codec, or one that is
+column. For columns stored as they are in memory; a segment of another codec, or one that is
 damaged, is left to the caller.
 
 Invariants:
@@ -16,7 +16,8 @@ Not here: checksums (checkpoint/fetch.py), the bytes of a segment (segments.py),
 (checkpoint/codec.py).
 
 Shapes: buffer_B  bytes of all segments; facts_SF  S segments, F numbers named below; rows_T,
-widths_TC, address_TC  T tables, C columns; kills_K, deaths_K  killed rows of all segments and when.
+widths_TC, types_TC, wires_TC, address_TC  T tables, C columns; kills_K, deaths_K  killed rows of
+all segments and when.
 """
 
 from __future__ import annotations
@@ -59,13 +60,16 @@ _AHEAD = 8
 @dataclass(frozen=True, slots=True)
 class Tables:
     """Where rows go: the rows of each table, which of them are held (how many, from which on), the
-    width of each of its columns (0: none) and the address of its memory (0: the column is not
-    wanted)."""
+    width of each of its columns (0: none), the number of its type and the wire bytes (as a number)
+    of a column that is stored as it is in memory, and the address of its memory (0: the column is
+    not wanted)."""
 
     rows_T: npt.NDArray[np.int64]
     held_T: npt.NDArray[np.int64]
     first_T: npt.NDArray[np.int64]
     widths_TC: npt.NDArray[np.int64]
+    types_TC: npt.NDArray[np.int64]
+    wires_TC: npt.NDArray[np.int64]
     address_TC: npt.NDArray[np.int64]
 
 
@@ -82,23 +86,33 @@ as_pointer: Any = intrinsic(_as_pointer)
 
 
 @njit(cache=True, nogil=True)
+def _item_bytes(type_: int) -> int:
+    """Bytes of a number; the types are float32, float16, bfloat16 and float64."""
+    return 4 if type_ == 0 else 8 if type_ == 3 else 2
+
+
+@njit(cache=True, nogil=True)
 def _is_expected(fact_F: Any, head_H: Any, columns_CK: Any, rows_T: Any, widths_TC: Any,
-                 wire: int) -> bool:  # fmt: skip
+                 types_TC: Any, wires_TC: Any) -> bool:  # fmt: skip
     """Whether a segment is what the catalog and its table say, all columns stored plain."""
     rows = head_H[segments.ROWS]
     if rows != fact_F[ROWS] or head_H[segments.FIRST] != fact_F[FIRST]:
         return False
     if head_H[segments.LAST] != fact_F[LAST] or fact_F[LAST] >= rows_T[fact_F[TABLE]]:
         return False
+    table = fact_F[TABLE]
     for c in range(widths_TC.shape[1]):
-        width = widths_TC[fact_F[TABLE], c]
+        width = widths_TC[table, c]
         if c >= head_H[segments.COLUMNS]:
             if width != 0:
                 return False
             continue
-        if columns_CK[c, segments.WIDTH] != width or columns_CK[c, segments.WIRE] != wire:
+        type_ = types_TC[table, c]
+        if columns_CK[c, segments.WIDTH] != width or columns_CK[c, segments.TYPE] != type_:
             return False
-        if columns_CK[c, segments.SECTION_BYTES] != 4 * rows * width:
+        if columns_CK[c, segments.WIRE] != wires_TC[table, c]:
+            return False
+        if columns_CK[c, segments.SECTION_BYTES] != _item_bytes(type_) * rows * width:
             return False
     return True
 
@@ -155,8 +169,9 @@ def _place(
     held_T: Any,
     first_T: Any,
     widths_TC: Any,
+    types_TC: Any,
+    wires_TC: Any,
     address_TC: Any,
-    wire: int,
     kills_K: Any,
     deaths_K: Any,
     step: int,
@@ -172,7 +187,7 @@ def _place(
         is_odd_S[s] = True
         if not read_head(buffer_B, fact_F[AT], fact_F[BYTES], head_H, columns_CK):
             continue
-        if not _is_expected(fact_F, head_H, columns_CK, rows_T, widths_TC, wire):
+        if not _is_expected(fact_F, head_H, columns_CK, rows_T, widths_TC, types_TC, wires_TC):
             continue
         rows = head_H[segments.ROWS]
         ids_N = ids_X[:rows]
@@ -202,11 +217,18 @@ def _place(
             target = address_TC[fact_F[TABLE], c]
             if target == 0:
                 continue
-            width = widths_TC[fact_F[TABLE], c]
+            row_bytes = _item_bytes(types_TC[fact_F[TABLE], c]) * widths_TC[fact_F[TABLE], c]
             section_at = address + columns_CK[c, segments.SECTION_AT]
-            src_ND = carray(as_pointer(section_at), (rows, width), np.uint32)
-            dst_MD = carray(as_pointer(target), (held, width), np.uint32)
-            _copy_rows(src_ND, dst_MD, ids_N)
+            if row_bytes % 4 == 0 and target % 4 == 0:
+                words = row_bytes // 4
+                src_ND = carray(as_pointer(section_at), (rows, words), np.uint32)
+                dst_MD = carray(as_pointer(target), (held, words), np.uint32)
+                _copy_rows(src_ND, dst_MD, ids_N)
+            else:  # an odd number of 2 bytes
+                halves = row_bytes // 2
+                src_NH = carray(as_pointer(section_at), (rows, halves), np.uint16)
+                dst_MH = carray(as_pointer(target), (held, halves), np.uint16)
+                _copy_rows(src_NH, dst_MH, ids_N)
     return masked
 
 
@@ -262,7 +284,6 @@ def place(
     buffer_B: npt.NDArray[np.uint8],
     facts_SF: npt.NDArray[np.int64],
     tables: Tables,
-    wire: int,
     kills_K: npt.NDArray[np.int64],
     deaths_K: npt.NDArray[np.int64],
     step: int,
@@ -271,8 +292,8 @@ def place(
 ) -> tuple[int, npt.NDArray[np.bool_]]:
     """Copy the rows of all segments that are alive at a step to their places in their tables.
 
-    ``wire`` marks a plain column (the 8 bytes as a number). Returns how many rows were left out
-    because they are dead, and which segments are left to the caller.
+    Returns how many rows were left out because they are dead, and which segments are left to the
+    caller.
     """
     assert buffer_B.flags.c_contiguous
     # No more rows than bytes, whatever the catalog says; a header that lies is found out.
@@ -286,8 +307,9 @@ def place(
         tables.held_T,
         tables.first_T,
         tables.widths_TC,
+        tables.types_TC,
+        tables.wires_TC,
         tables.address_TC,
-        wire,
         kills_K,
         deaths_K,
         step,

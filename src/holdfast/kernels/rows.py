@@ -1,7 +1,7 @@
 """Rows out of tables: gather for a snapshot, hashes to compare.
 
-All float32, all memory-bound: rows are scattered over gigabytes, so the next rows are asked for
-(prefetched) while the current one is copied.
+Numbers of any type, as words; all memory-bound: rows are scattered over gigabytes, so the next rows
+are asked for (prefetched) while the current one is copied.
 
 Invariants:
 - Ids are checked before the first row is copied: an id outside the table raises IndexError and
@@ -11,7 +11,7 @@ Invariants:
 Not here: which rows (bitmap.py); rows into tables (place.py, and the decoders of quantize.py,
 floats.py, logarithm.py, kmeans.py); threads (callers split the ids, the kernels release the GIL).
 
-Shapes: src_ND  a table of N rows, D floats; ids_K  K row ids; out_KD  K rows of it; acc_N  N
+Shapes: src_ND  a table of N rows, D numbers; ids_K  K row ids; out_KD  K rows of it; acc_N  N
 hashes; words_NW  the bits of N rows as W words.
 """
 
@@ -26,7 +26,7 @@ from numba.core import cgutils as _cgutils
 from numba.extending import intrinsic
 from numba.np import arrayobj as _arrayobj
 
-Floats = npt.NDArray[np.float32]
+Numbers = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 
@@ -71,7 +71,7 @@ def check_ids(ids_K: Ids, rows: int) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def gather(src_ND: Floats, ids_K: Ids, out_KD: Floats) -> None:
+def gather(src_ND: Numbers, ids_K: Ids, out_KD: Numbers) -> None:
     """Copy rows ``ids`` of a table into ``out``, in the order of the ids."""
     count = ids_K.size
     width = src_ND.shape[1]
@@ -128,12 +128,13 @@ def _hash_words(words_NW: npt.NDArray[Any], acc_N: Hashes) -> None:
         acc_N[i] = acc ^ (acc >> _R29)
 
 
-def hash_rows(src_ND: Floats, acc_N: Hashes) -> None:
+def hash_rows(src_ND: Numbers, acc_N: Hashes) -> None:
     """Fold the bits of every row into its hash, in place.
 
     Start from zeros (or a seed) and call once per column of a record: weights, then each state.
     Equal bits and an equal hash before give an equal hash; a single different bit gives a different
     one for certain, the sign of a zero included.
     """
-    word = np.uint32 if src_ND.shape[1] % 2 else np.uint64
+    row_bytes = src_ND.shape[1] * src_ND.dtype.itemsize
+    word = np.uint16 if row_bytes % 4 else np.uint32 if row_bytes % 8 else np.uint64
     _hash_words(src_ND.view(word), acc_N)

@@ -36,11 +36,12 @@ from numba import njit
 ) = range(9)
 HEAD_NUMBERS = 9
 # The numbers of a column.
-WIRE, WIDTH, SECTION_AT, SECTION_BYTES = range(4)
-COLUMN_NUMBERS = 4
+WIRE, WIDTH, SECTION_AT, SECTION_BYTES, TYPE = range(5)
+COLUMN_NUMBERS = 5
 
 _MAGIC = int.from_bytes(b"HFSG", "little")
-_PLAIN, _CHUNK = 1, 2
+_PLAIN, _CHUNK, _TYPED_PLAIN, _TYPED_CHUNK = 1, 2, 3, 4
+_TYPES = 4
 _ALIGN = 8
 _HEAD_BYTES, _COLUMN_BYTES, _CHUNK_BYTES, _SUM_BYTES = 48, 24, 32, 8
 _FILTER_BLOCK_BYTES = 32
@@ -76,18 +77,20 @@ def read_head(buffer_B: Any, at: int, size: int, head_H: Any, columns_CK: Any) -
     rows = number(buffer_B, at + 8, 4)
     first, last = number(buffer_B, at + 16, 8), number(buffer_B, at + 24, 8)
     ids_bytes = number(buffer_B, at + 32, 8)
-    if format_ != _PLAIN and format_ != _CHUNK:
+    if format_ < _PLAIN or format_ > _TYPED_CHUNK:
         return False
+    is_chunk = format_ in (_CHUNK, _TYPED_CHUNK)
+    is_typed = False
     if number(buffer_B, at + 12, 4) != 0 or rows == 0 or count == 0 or count > len(columns_CK):
         return False
     if first < 0 or last < first or last >= _ID_MAX or rows > last - first + 1:
         return False
     chunk_at = at + _HEAD_BYTES + count * _COLUMN_BYTES
-    offset = chunk_at + _SUM_BYTES + (_CHUNK_BYTES if format_ == _CHUNK else 0)
+    offset = chunk_at + _SUM_BYTES + (_CHUNK_BYTES if is_chunk else 0)
     if offset > at + size:
         return False
     filter_bytes = deaths_bytes = 0
-    if format_ == _CHUNK:
+    if is_chunk:
         filter_bytes = number(buffer_B, chunk_at, 8)
         deaths_bytes = number(buffer_B, chunk_at + 16, 8)
         if filter_bytes % _FILTER_BLOCK_BYTES != 0 or filter_bytes + deaths_bytes == 0:
@@ -106,16 +109,19 @@ def read_head(buffer_B: Any, at: int, size: int, head_H: Any, columns_CK: Any) -
         column_at = at + _HEAD_BYTES + c * _COLUMN_BYTES
         width = number(buffer_B, column_at + 8, 4)
         section_bytes = number(buffer_B, column_at + 16, 8)
-        if number(buffer_B, column_at + 12, 4) != 0 or width == 0:
+        type_ = number(buffer_B, column_at + 12, 4)
+        if type_ >= _TYPES or width == 0:
             return False
+        is_typed |= type_ != 0
         if section_bytes < rows or section_bytes > _SIZE_MAX:
             return False
         columns_CK[c, WIRE] = number(buffer_B, column_at, 8)
         columns_CK[c, WIDTH] = width
         columns_CK[c, SECTION_AT] = offset
         columns_CK[c, SECTION_BYTES] = section_bytes
+        columns_CK[c, TYPE] = type_
         offset = _end(offset, section_bytes)
-    return offset == at + size
+    return offset == at + size and is_typed == (format_ >= _TYPED_PLAIN)
 
 
 @njit(cache=True, nogil=True)

@@ -288,6 +288,7 @@ def carry_out(job: Job, plan: RunPlan) -> Outcome:
             total_steps=job.steps,
             keep=1,
             threads=1,
+            save_last=False,
         ) as ck,
     ):
         state = ModelState(training.model, training.optimizers)

@@ -44,8 +44,10 @@ class TableLine:
 
     name: str
     rows: int
-    columns: tuple[tuple[str, int], ...]
-    fp32_bytes: int
+    columns: tuple[tuple[str, int, str], ...]
+    """Name, width and number type of each."""
+    model_bytes: int
+    """What its rows take in the model."""
     stored_rows: int
     stored_bytes: int
     dead_rows: int
@@ -76,30 +78,36 @@ class Inspection:
         """For ``--json``."""
         fields = dataclasses.asdict(self)
         for table in fields["tables"]:
-            table["columns"] = [{"name": name, "width": width} for name, width in table["columns"]]
+            table["columns"] = [
+                {"name": name, "width": width, "dtype": dtype}
+                for name, width, dtype in table["columns"]
+            ]
+            table["fp32_bytes"] = table["model_bytes"]  # its name when all tables were float32
         fields["dead_rows"] = self.dead_rows
         return fields
 
 
 def table_lines(
-    schemas: Sequence[tuple[str, int, tuple[tuple[str, int], ...]]],
+    schemas: Sequence[tuple[str, int, tuple[tuple[str, int, str], ...], int]],
     stored: Mapping[str, Sequence[tuple[int, int, int]]],
 ) -> tuple[TableLine, ...]:
-    """Lines from (name, rows, columns) and, by table, (rows, bytes, dead rows) of its segments.
+    """Lines from (name, rows, columns, bytes of a row) and, by table, (rows, bytes, dead rows) of
+    its segments.
 
-    >>> lines = table_lines([("t", 10, (("weight", 4),))], {"t": [(10, 50, 3), (3, 20, 0)]})
-    >>> lines[0].stored_rows, lines[0].stored_bytes, lines[0].dead_rows, lines[0].fp32_bytes
+    >>> schema = ("t", 10, (("weight", 4, "float32"),), 16)
+    >>> lines = table_lines([schema], {"t": [(10, 50, 3), (3, 20, 0)]})
+    >>> lines[0].stored_rows, lines[0].stored_bytes, lines[0].dead_rows, lines[0].model_bytes
     (13, 70, 3, 160)
     """
     lines = []
-    for name, rows, columns in schemas:
+    for name, rows, columns, row_bytes in schemas:
         segments = stored.get(name, ())
         lines.append(
             TableLine(
                 name=name,
                 rows=rows,
                 columns=columns,
-                fp32_bytes=4 * rows * sum(width for _, width in columns),
+                model_bytes=rows * row_bytes,
                 stored_rows=sum(segment[0] for segment in segments),
                 stored_bytes=sum(segment[1] for segment in segments),
                 dead_rows=sum(segment[2] for segment in segments),
@@ -175,8 +183,8 @@ def tables_table(seen: Inspection, *, lines_max: int = 30) -> Table:
     table.add_column("table", overflow="fold", style="cyan")
     add_numbers(table, "rows")
     table.add_column("floats a row", overflow="fold")
-    add_numbers(table, "fp32", "stored", "of fp32", "dead rows")
-    largest = sorted(seen.tables, key=lambda line: -line.fp32_bytes)[:lines_max]
+    add_numbers(table, "in model", "stored", "of that", "dead rows")
+    largest = sorted(seen.tables, key=lambda line: -line.model_bytes)[:lines_max]
     for line in seen.tables:
         if line not in largest:
             continue
@@ -184,38 +192,43 @@ def tables_table(seen: Inspection, *, lines_max: int = 30) -> Table:
             line.name,
             words.count(line.rows),
             widths(line.columns),
-            words.size(line.fp32_bytes),
+            words.size(line.model_bytes),
             words.size(line.stored_bytes),
-            words.share(line.stored_bytes, line.fp32_bytes),
+            words.share(line.stored_bytes, line.model_bytes),
             words.count(line.dead_rows),
         )
     if len(largest) < len(seen.tables):
         smaller = len(seen.tables) - len(largest)
         table.add_row(f"… {words.counted(smaller, 'smaller table')}", style="dim")
     table.add_section()
-    fp32_bytes = sum(line.fp32_bytes for line in seen.tables)
+    model_bytes = sum(line.model_bytes for line in seen.tables)
     stored_bytes = sum(line.stored_bytes for line in seen.tables)
     table.add_row(
         "all",
         words.count(sum(line.rows for line in seen.tables)),
         "",
-        words.size(fp32_bytes),
+        words.size(model_bytes),
         words.size(stored_bytes),
-        words.share(stored_bytes, fp32_bytes),
+        words.share(stored_bytes, model_bytes),
         words.count(seen.dead_rows),
         style="bold",
     )
     return table
 
 
-def widths(columns: Sequence[tuple[str, int]]) -> str:
-    """How many floats a row has: its weights, then each kind of row state by name.
+_SHORT = {"float32": "", "float16": " fp16", "bfloat16": " bf16", "float64": " fp64"}
 
-    >>> widths([("weight", 16), ("exp_avg", 16), ("exp_avg_sq", 16)])
-    '16 + exp_avg 16 + exp_avg_sq 16'
+
+def widths(columns: Sequence[tuple[str, int, str]]) -> str:
+    """How many floats a row has: its weights, then each kind of row state by name; and their type
+    where it is not float32.
+
+    >>> widths([("weight", 16, "bfloat16"), ("exp_avg", 16, "bfloat16"), ("sum", 1, "float32")])
+    '16 bf16 + exp_avg 16 bf16 + sum 1'
     """
-    weight, *state = columns
-    return " + ".join([str(weight[1]), *(f"{name} {width}" for name, width in state)])
+    (_, width, dtype), *state = columns
+    shown = [f"{width}{_SHORT[dtype]}"]
+    return " + ".join([*shown, *(f"{name} {width}{_SHORT[dtype]}" for name, width, dtype in state)])
 
 
 def dead_note(seen: Inspection) -> Text:

@@ -37,6 +37,7 @@ from torchrec.distributed.types import ShardedModule
 from torchrec.modules.embedding_configs import DataType
 
 from holdfast.errors import InvalidRequestError
+from holdfast.names import plain_name
 from holdfast.pieces import Piece
 from holdfast.tables import Claimed, Loading, Table
 from holdfast.torchrec.dense import DenseTable
@@ -45,6 +46,7 @@ from holdfast.torchrec.fused import KNOWN, FusedTable, Kernel
 _FUSED = (BatchedFusedEmbedding, BatchedFusedEmbeddingBag)
 _DENSE = (BatchedDenseEmbedding, BatchedDenseEmbeddingBag)
 _KERNELS = (EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.DENSE.value)
+_NUMBERS = (DataType.FP32, DataType.FP16, DataType.BF16)
 _HOMES = {ShardedEmbeddingBagCollection: "embedding_bags", ShardedEmbeddingCollection: "embeddings"}
 
 
@@ -64,7 +66,7 @@ def claim(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Clai
     names: set[str] = set()
     for path, collection in sharded_collections(model):
         home = _HOMES[type(collection)]
-        prefix = f"{path}.{home}." if path else f"{home}."
+        prefix = plain_name(f"{path}.{home}." if path else f"{home}.")
         for name, sharding in collection.module_sharding_plan.items():
             names.add(f"{prefix}{name}.weight")
             _check_kernel(f"{prefix}{name}.weight", sharding.compute_kernel)
@@ -178,12 +180,13 @@ def _piece_of(config: ShardedEmbeddingTable) -> Piece:
 
 
 def _check_numbers(name: str, config: ShardedEmbeddingTable) -> None:
-    if config.data_type != DataType.FP32:
+    if config.data_type not in _NUMBERS:
         raise InvalidRequestError(
-            "a sharded table is not fp32",
+            "a sharded table is of numbers that are not stored by rows",
             table=name,
             type=config.data_type.value,
-            todo="train in fp32; the codec makes what is stored small",
+            known=[known.value for known in _NUMBERS],
+            todo="train in one of these; the codec makes what is stored small",
         )
 
 

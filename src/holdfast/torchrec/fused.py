@@ -43,6 +43,7 @@ KNOWN = {
     EmbOptimType.ADAM: ("exp_avg", "exp_avg_sq"),
     EmbOptimType.PARTIAL_ROWWISE_ADAM: ("exp_avg", "exp_avg_sq"),
 }
+_APPLIED = "applied_lr"  # the kernel's own rate, until it takes over the group's
 _COUNTS_STEPS = (EmbOptimType.ADAM, EmbOptimType.PARTIAL_ROWWISE_ADAM)
 
 
@@ -66,15 +67,22 @@ class Kernel:
         return {key: value.detach().view(len(value), -1) for key, value in found}
 
     def scalars(self) -> dict[str, Any]:
-        """Optimizer state that is not of rows: the rate, and how many steps Adam has taken."""
+        """Optimizer state that is not of rows: the rate, and how many steps Adam has taken.
+
+        Schedulers set the group's rate; the kernel takes it over when the fused optimizer steps or
+        zeroes gradients, which is after a checkpoint. Where the two differ both are stored.
+        """
         steps = int(self.module.iter.item())
         counts = {"step": float(steps)} if self.module.optimizer in _COUNTS_STEPS else {}
-        return {"lr": float(self.module.get_learning_rate()), **counts}
+        applied = float(self.module.get_learning_rate())
+        rate = float(self._groups[0]["lr"]) if self._groups else applied
+        is_applied = np.float32(rate) == np.float32(applied)  # the kernel keeps it as one
+        return {"lr": rate, **({} if is_applied else {_APPLIED: applied}), **counts}
 
     def load_scalars(self, scalars: Mapping[str, Any]) -> None:
         """Take over what ``scalars`` gave, or what a torch optimizer had in its place."""
         if "lr" in scalars:
-            self.module.set_learning_rate(float(scalars["lr"]))
+            self.module.set_learning_rate(float(scalars.get(_APPLIED, scalars["lr"])))
             for group in self._groups:
                 group["lr"] = float(scalars["lr"])
         if "step" in scalars and self.module.optimizer in _COUNTS_STEPS:

@@ -23,6 +23,7 @@ from holdfast.checkpoint.checksum import as_hex, checksum
 from holdfast.checkpoint.object import Extent
 from holdfast.checkpoint.restore import restore_rows
 from holdfast.checkpoint.segment import CHUNK, PLAIN, Segment, header_bytes
+from holdfast.dtypes import array_dtype, for_users
 from holdfast.schema import TableSchema
 from holdfast.storage import open_storage
 from tests.golden.make_format1 import TABLE_ROWS
@@ -84,7 +85,8 @@ NODES = st.recursive(
 
 def format_of(data: bytes | bytearray) -> int:
     """The format of a segment, as its header has it."""
-    return CHUNK if data[4:6] == b"\x02\x00" else PLAIN
+    number = int.from_bytes(data[4:6], "little")
+    return number if number in (PLAIN, CHUNK, PLAIN + 2, CHUNK + 2) else PLAIN
 
 
 def repaired(data: bytearray) -> bytes:
@@ -105,7 +107,7 @@ def as_catalog(body: Any) -> bytes:
     """A catalog with this body, its checksum right."""
     text = json.dumps(body, separators=(",", ":")).encode()
     format_ = body.get("format") if isinstance(body, dict) else None
-    number = format_ if format_ in (1, 2) else 2
+    number = format_ if format_ in (1, 2, 3, 4) else 2
     return f"holdfast-catalog {number:d} {as_hex(checksum(text))}\n".encode() + text + b"\n"
 
 
@@ -125,7 +127,9 @@ class Store:
         }
         # With a grid, lies can bring back rows of steps that nobody can restore any more.
         self.rows |= {
-            row.tobytes() for s in run.catalog.segments for row in self.segment(s.extent).decode(0)
+            row.tobytes()
+            for s in run.catalog.segments
+            for row in for_users(self.segment(s.extent).decode(0))
         }
 
     def segment(self, extent: Extent) -> Segment:
@@ -179,7 +183,7 @@ def look_at(store: Store) -> None:
 
 def restore_guarded(run: hf.Run, step: int, schema: TableSchema) -> None:
     """Restore a table that has other memory right before and after it."""
-    guarded = [np.full((schema.rows + 2, c.width), 7, np.float32) for c in schema.columns]
+    guarded = [np.full((schema.rows + 2, c.width), 7, array_dtype(c.dtype)) for c in schema.columns]
     targets = [whole[1:-1] for whole in guarded]
     with contextlib.suppress(hf.HoldfastError):
         restore_rows(run.storage, run.catalog, step, {schema.name: targets}, threads=1)

@@ -15,7 +15,8 @@ import holdfast as hf
 from holdfast.checkpoint import commit as catalogs
 from holdfast.checkpoint.checksum import as_hex, checksum
 from holdfast.storage import open_storage
-from tests.golden.make_format1 import BASE_STEP, every_codec, write_store
+from tests.golden import make_format4
+from tests.golden.make_format1 import every_codec, write_store
 from tests.golden.make_format2 import TABLES, write_grid_store
 from tests.hostile.fuzz.lies import COUNTS, NODES, SEED, Store, as_catalog, fuzz, use
 
@@ -33,11 +34,14 @@ def as_format_1(body: dict[str, Any]) -> dict[str, Any]:
     return old
 
 
-@pytest.fixture(scope="module", params=["format 1", "format 2", "a grid"])
+@pytest.fixture(scope="module", params=["format 1", "format 2", "format 4", "a grid"])
 def stores(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Store:
     path = tmp_path_factory.mktemp("lies")
     if request.param == "a grid":
         write_grid_store(open_storage(str(path)), TABLES[:1])
+        return Store(path)
+    if request.param == "format 4":
+        make_format4.write_store(open_storage(str(path)))
         return Store(path)
     write_store(open_storage(str(path)), every_codec()[:3])
     store = Store(path)
@@ -115,6 +119,13 @@ def lie_about(body: dict[str, Any], what: str) -> None:
             body["schemas"][0][0][1] = 4
         case "wider column":
             body["schemas"][0][0][2][0][1] = 500
+        case "a type that there is not":
+            body["schemas"][0][0][2][0][2:] = ["float8"]
+        case "a type in an older format":
+            body["format"] = 3
+            body["schemas"][0][0][2][0][2:] = ["float16"]
+        case "another type":
+            body["schemas"][0][0][2][0][2:] = ["float64"]
         case "no columns":
             body["schemas"][0][0][2] = []
         case "more columns":
@@ -166,7 +177,8 @@ UNCOVERED = (
     "dead before any step", "unknown table",
 )  # fmt: skip
 LIES = (
-    "smaller table", "wider column", "no columns", "more columns", "a segment twice",
+    "smaller table", "wider column", "a type that there is not", "a type in an older format",
+    "another type", "no columns", "more columns", "a segment twice",
     "born after it died", "rows of another table", "ids outside", "extent outside",
     "object that does not exist", "object outside the run", "the catalog as object", "huge object",
     "dense in a segment's place", "segment in the dense state's place", "base that never was",
@@ -188,8 +200,8 @@ def test_rows_that_no_segment_holds_are_refused(lying: Store, what: str) -> None
     lying.catalog.write_bytes(as_catalog(body))
     with pytest.raises((hf.CorruptDataError, hf.DataLossError)):
         run = hf.open(lying.path)
-        for schema in run.tables(BASE_STEP):
-            run.read(BASE_STEP, schema.name)
+        for schema in run.tables(run.steps[0]):
+            run.read(run.steps[0], schema.name)
 
 
 @given(st.binary(max_size=200))

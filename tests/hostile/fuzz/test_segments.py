@@ -26,6 +26,7 @@ from holdfast.checkpoint.object import Extent
 from holdfast.checkpoint.restore import restore_rows
 from holdfast.checkpoint.scatter import Scatter
 from holdfast.checkpoint.segment import Segment, encode_segment, header_bytes
+from holdfast.dtypes import array_dtype
 from holdfast.schema import Column, TableSchema
 from holdfast.storage import open_storage
 from tests.golden.make_format1 import BASE_STEP, TABLE_ROWS, StoredTable, make_rows, write_store
@@ -71,17 +72,19 @@ FIELDS += [(72, "B"), (73, "B"), (80, "I"), (88, "Q")]
 CHUNK_FIELDS = [(96, "Q"), (112, "Q")]  # bytes of filter and deaths, where the format is 2
 
 
-def read_segment(data: bytes) -> None:
+def read_segment(
+    data: bytes, schema: TableSchema = SCHEMA, good: Sequence[bytes] = SEGMENTS
+) -> None:
     """Read all of a segment into a guarded table: refused, or nothing outside is touched."""
-    guarded = [np.full((TABLE_ROWS + 2, c.width), 7, np.float32) for c in SCHEMA.columns]
+    guarded = [np.full((TABLE_ROWS + 2, c.width), 7, array_dtype(c.dtype)) for c in schema.columns]
     with contextlib.suppress(hf.HoldfastError):
         segment = Segment(memoryview(data), where="here")
-        segment.check_schema(SCHEMA)
+        segment.check_schema(schema)
         ids_N = segment.ids()
         assert ids_N.min() >= 0 and ids_N.max() < TABLE_ROWS
         for index, whole in enumerate(guarded):
             segment.decode_into(index, whole[1:-1], ids_N)
-            assert segment.decode(index).shape == (len(ids_N), SCHEMA.columns[index].width)
+            assert segment.decode(index).shape == (len(ids_N), schema.columns[index].width)
         deaths_N = segment.deaths()
         assert deaths_N is None or (len(deaths_N) == len(ids_N) and deaths_N.min() >= 0)
         for column in range(2):
@@ -89,7 +92,7 @@ def read_segment(data: bytes) -> None:
         again = segment.take(np.arange(0, len(ids_N), 2), has_filter=True, deaths_K=None)
         Segment(memoryview(joined(again.buffers)), where="again").decode(0)
     for masks in (KILLS, {}):
-        scatter(data, [whole[1:-1] for whole in guarded], masks)
+        scatter(data, [whole[1:-1] for whole in guarded], masks, schema, good)
     for whole in guarded:
         assert (whole[[0, -1]] == 7).all()
 
@@ -98,15 +101,21 @@ def read_segment(data: bytes) -> None:
 KILLS = {("t", 5): Vector(np.array([0, 6, 7, 31, 10**9]), np.array([9, 30, 21, 21, 22]))}
 
 
-def scatter(data: bytes, targets: list[np.ndarray], kills: killing.Kills) -> None:
+def scatter(
+    data: bytes,
+    targets: list[np.ndarray],
+    kills: killing.Kills,
+    schema: TableSchema,
+    good: Sequence[bytes],
+) -> None:
     """The way a restore goes: rows of chunks that are alive at a step, into a table.
 
     The lying segment is taken alone, and between two good ones.
     """
     stored = killing.from_bytes(killing.to_bytes(kills), through=99, where="here")
-    schemas = {"t": SCHEMA}
+    schemas = {"t": schema}
     table = Scatter(whole({"t": targets}, schemas), schemas, stored, 21)
-    for parts in ([data], [SEGMENTS[0], data, SEGMENTS[-1]]):
+    for parts in ([data], [good[0], data, good[-1]]):
         places, at = [], 0
         for part in parts:
             rows, _, first, last = struct.unpack_from("<IIQQ", part.ljust(32, b"\0"), 8)
@@ -170,7 +179,7 @@ def test_lying_segment_contents_are_refused_or_harmless(good: bytes, data: st.Da
 @fuzz
 def test_random_bytes_are_no_segment(data: bytes) -> None:
     read_segment(data)
-    for format_ in (b"\x01\x00", b"\x02\x00"):
+    for format_ in (b"\x01\x00", b"\x02\x00", b"\x03\x00", b"\x04\x00"):
         read_segment(repaired(bytearray(b"HFSG" + format_ + data)))
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from holdfast.bench.document import render, shown_ratio, shown_target
+from holdfast.bench.document import put_sections, render, shown_ratio, shown_target
 from holdfast.bench.machine import Machine
 from holdfast.bench.results import AT_LEAST, AT_MOST, TIMES_LESS, Ratio, Section, to_json
 
@@ -56,3 +56,36 @@ def test_shares_are_shown_as_per_cent_and_savings_as_times_less() -> None:
     assert (shown_ratio(saving), shown_target(saving)) == ("17.0× less", "at least 17× less")
     costing = dataclasses.replace(saving, ours=340.0)
     assert shown_ratio(costing) == "2.00× more" and not costing.is_met
+
+
+ORDER = ("first", "second", "third")
+
+
+def section(name: str, **fields) -> Section:  # type: ignore[no-untyped-def]
+    return Section(name=name, title=f"The {name} one", text=f"about {name}", **fields)
+
+
+def test_a_section_measured_again_replaces_only_itself() -> None:
+    missed = dataclasses.replace(RATIO, target=0.9)
+    parts = [section("first", ratios=(RATIO,)), section("third", ratios=(missed, RATIO))]
+    page = render(MACHINE, parts).replace("are met.\n", "are met.\n\nA note by hand.\n")
+    assert "2 of 3 targets are met." in page
+    again = section("first", ratios=(dataclasses.replace(missed, name="copying anew"),))
+    new = put_sections(page, MACHINE, [again], order=ORDER)
+    assert "1 of 3 targets are met." in new and "A note by hand." in new
+    assert new.count("## The first one") == 1 and new.count("| copying anew |") == 2
+    rest = page.partition("## The third one")[2]
+    assert new.partition("## The third one")[2] == rest
+    assert "torch 2.13" in new.partition("## The first one")[2].partition("## ")[0]
+
+
+def test_a_new_section_goes_where_the_order_has_it() -> None:
+    page = render(MACHINE, [section("first", ratios=(RATIO,)), section("third", ratios=(RATIO,))])
+    new = put_sections(page, MACHINE, [section("second", ratios=(RATIO,))], order=ORDER)
+    headings = [line for line in new.splitlines() if line.startswith("## ")]
+    assert headings == ["## Targets", *(f"## The {name} one" for name in ORDER)]
+    summary = new.partition("## Targets")[2].partition("\n## ")[0]
+    told = [line for line in summary.splitlines() if line.startswith("| [")]
+    assert [line.split("]")[0].removeprefix("| [") for line in told] == list(ORDER)
+    assert "3 of 3 targets are met." in summary
+    assert put_sections(new, MACHINE, [section("second", ratios=(RATIO,))], order=ORDER) == new

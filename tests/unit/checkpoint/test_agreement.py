@@ -18,7 +18,7 @@ def held(name: str = "t", rows: int = 9, span: tuple[int, int] | None = None, **
     return {
         "name": name,
         "rows": rows,
-        "columns": [["weight", 4]],
+        "columns": [["weight", 4, "float32"]],
         "cut": None,
         "held": span[1] - span[0],
         "range": list(span),
@@ -33,8 +33,16 @@ def test_tables_of_all_ranks_are_merged_by_name() -> None:
 
 
 def test_row_state_that_one_rank_has_counts_for_all() -> None:
-    late = held(span=(5, 9), columns=[["weight", 4], ["sum", 1], ["exp_avg", 4]])
+    late = held(
+        span=(5, 9),
+        columns=[
+            ["weight", 4, "float32"],
+            ["sum", 1, "float64"],
+            ["exp_avg", 4, "float32"],
+        ],
+    )
     (merged,) = merge([[held(span=(0, 5))], [late]])
+    assert merged.columns[-1].dtype == "float64"
     found = [(c.name, c.width) for c in merged.columns]
     assert found == [("weight", 4), ("exp_avg", 4), ("sum", 1)]
 
@@ -55,7 +63,8 @@ def test_cuts_of_different_ranks_make_up_a_table() -> None:
         [[held(span=(0, 6))], [held(span=(0, 3))]],  # both, as many rows as there are
         [[held(is_replicated=True)], []],  # not on all
         [[held(rows=9, span=(0, 5))], [held(rows=8, span=(5, 8))]],  # of different tables
-        [[held(span=(0, 5))], [held(span=(5, 9), columns=[["weight", 3]])]],
+        [[held(span=(0, 5))], [held(span=(5, 9), columns=[["weight", 3, "float32"]])]],
+        [[held(span=(0, 5))], [held(span=(5, 9), columns=[["weight", 4, "float16"]])]],
     ],
 )
 def test_pieces_that_make_up_no_table_are_refused(ranks: Any) -> None:

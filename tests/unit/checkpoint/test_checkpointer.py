@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import holdfast as hf
 from holdfast import events
@@ -36,6 +37,12 @@ def build(kind: str = "adagrad", *, sparse: bool = True, seed: int = 3) -> tuple
         ("momentum", False, "hash"),
         ("adam", False, "hash"),
         ("sgd-decay", False, "hash"),
+        ("sgd", True, "auto"),
+        ("adagrad", False, "auto"),
+        ("sparse-adam", True, "auto"),
+        ("momentum", False, "auto"),
+        ("adam", False, "auto"),
+        ("sgd-decay", False, "auto"),
     ],
 )
 @pytest.mark.parametrize("base", ["full", "one-shot", "consecutive", "intermittent"])
@@ -46,6 +53,7 @@ def test_resumed_training_is_bit_identical(
         "strategy": hf.Strategy("mine", base=base, codec="fp32"),
         "tracking": tracking,
         "every": 4,
+        "save_last": False,  # as after a crash
     }
     model, optimizers = build(kind, sparse=sparse)
     torch.manual_seed(99)
@@ -164,50 +172,86 @@ def test_eval_mode_with_backward_is_tracked(tmp_path: Path) -> None:
     ("kind", "word"),
     [("adam", "Adam"), ("momentum", "momentum"), ("sgd-decay", "weight_decay")],
 )
-def test_optimizer_that_moves_unseen_rows_is_refused(tmp_path: Path, kind: str, word: str) -> None:
+def test_lookup_tracking_is_refused_where_rows_move_without_a_gradient(
+    tmp_path: Path, kind: str, word: str
+) -> None:
     model, optimizers = build(kind, sparse=False)
-    with pytest.raises(hf.InvalidRequestError, match=f"{word}.*tracking='hash'"):
-        hf.Checkpointer(tmp_path, model=model, optimizer=optimizers)
+    with pytest.raises(hf.InvalidRequestError, match=f"{word}.*tracking='auto'"):
+        hf.Checkpointer(tmp_path, model=model, optimizer=optimizers, tracking="lookup")
 
 
-def test_table_without_optimizer_is_refused(tmp_path: Path) -> None:
-    model, optimizers = build()
-    with pytest.raises(hf.InvalidRequestError, match="no optimizer was given"):
-        hf.Checkpointer(tmp_path, model=model, optimizer=optimizers[1])
+def test_table_whose_optimizer_was_not_given_is_saved_and_told_of(tmp_path: Path) -> None:
+    model, optimizers = build("sgd")
+    told: list[events.Event] = []
+    with hf.Checkpointer(
+        tmp_path, model=model, optimizer=optimizers[1], events=told.append, **EXACT
+    ) as ck:
+        train_steps(model, optimizers, range(2), after=ck.step)
+        ck.save().durable()
+        train_steps(model, optimizers, range(2, 4), after=ck.step)
+        expected = fingerprint(model, optimizers)
+        ck.save().durable()
+        train_steps(model, optimizers, range(4, 6))
+        ck.restore(4)
+        assert fingerprint(model, optimizers) == expected
+    notices = [event for event in told if isinstance(event, events.TrackingMethod)]
+    assert {notice.table for notice in notices} == {"users.weight", "items.weight"}
+    assert all("not saved with it" in notice.reason for notice in notices)
 
 
-def test_weight_decay_switched_on_later_is_refused_at_the_next_save(tmp_path: Path) -> None:
-    model, optimizers = build("adagrad")
-    with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers) as ck:
+def test_weight_decay_switched_on_later_is_saved_from_then_on(tmp_path: Path) -> None:
+    model, optimizers = build("adagrad", sparse=False)
+    with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers, **EXACT) as ck:
+        train_steps(model, optimizers, range(1), after=ck.step)
         ck.save().durable()
         optimizers[0].param_groups[0]["weight_decay"] = 0.1
-        ck.step()
-        with pytest.raises(hf.InvalidRequestError, match="weight_decay"):
-            ck.save()
+        train_steps(model, optimizers, range(1, 2), after=ck.step)
+        expected = fingerprint(model, optimizers)
+        assert ck.save().durable().kind == "base"
+        train_steps(model, optimizers, range(2, 4))
+        ck.restore(2)
+        assert fingerprint(model, optimizers) == expected
+    assert "100 % of the rows changed" in hf.open(tmp_path).catalog.checkpoint(2).reason
 
 
-def test_replaced_weight_is_refused_not_saved_as_it_was(tmp_path: Path) -> None:
+def test_replaced_weight_is_followed(tmp_path: Path) -> None:
     model, optimizers = build("sgd")
-    with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers) as ck:
+    with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers, **EXACT) as ck:
         ck.save().durable()
-        model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
+        model.load_state_dict({k: v + 1 for k, v in model.state_dict().items()}, assign=True)
         ck.step()
-        with pytest.raises(hf.InvalidRequestError, match=r"replaced.*users\.weight"):
-            ck.save()
+        ck.save().durable()
+        expected = model.users.weight.detach().clone()
+    assert np.array_equal(hf.open(tmp_path).read(1, "users.weight").weight, expected)
 
 
-def test_rows_edited_by_hand_are_caught_unless_declared(tmp_path: Path) -> None:
+def test_weight_replaced_by_one_of_another_shape_begins_a_new_base(tmp_path: Path) -> None:
+    model, optimizers = build("sgd")
+    with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers, **EXACT) as ck:
+        ck.save().durable()
+        model.users.weight = nn.Parameter(torch.randn(7, 3))
+        ck.step()
+        ck.save().durable()
+    run = hf.open(tmp_path)
+    assert (run.info(1).kind, run.read(0, "users.weight").weight.shape) == ("base", (200, 8))
+    assert np.array_equal(run.read(1, "users.weight").weight, model.users.weight.detach())
+
+
+def test_rows_edited_by_hand_are_saved(tmp_path: Path) -> None:
     model, optimizers = build("sgd")
     with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers, **EXACT) as ck:
         ck.save().durable()
         with torch.no_grad():
             model.users.weight[17] = 1.0
         ck.step()
-        with pytest.raises(hf.InvalidRequestError, match=r"never looked up.*row=17"):
-            ck.save()
-        ck.mark("users.weight", [17])
         ck.save().durable()
-    assert np.all(hf.open(tmp_path).read(1, "users.weight", rows=[17]).weight == 1.0)
+        model.users.weight.data[18] = 2.0  # torch does not count this: it is declared
+        ck.mark("users.weight", [18])
+        ck.step()
+        ck.save().durable()
+    run = hf.open(tmp_path)
+    assert np.all(run.read(1, "users.weight", rows=[17]).weight == 1.0)
+    assert np.all(run.read(2, "users.weight", rows=[18]).weight == 2.0)
 
 
 def test_save_holds_the_values_of_its_step_whatever_training_does_next(tmp_path: Path) -> None:
@@ -290,7 +334,7 @@ def test_saving_on_existing_checkpoints_without_resume_is_refused(tmp_path: Path
     model, optimizers = build()
     with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers) as ck:
         ck.save().durable()
-    with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers) as ck:
+    with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers, save_last=False) as ck:
         ck.step()
         with pytest.raises(hf.InvalidRequestError, match="resume"):
             ck.save()

@@ -320,11 +320,11 @@ def test_unknown_wire_bytes_are_corrupt(wire: bytes) -> None:
 
 @pytest.mark.parametrize(
     "rows",
-    [np.zeros(3, np.float32), np.zeros((3, 2)), np.zeros((3, 0), np.float32)],
-    ids=["flat", "float64", "no columns"],
+    [np.zeros(3, np.float32), np.zeros((3, 2), np.int32), np.zeros((3, 0), np.float32)],
+    ids=["flat", "integers", "no columns"],
 )
-def test_only_float32_rows_are_encoded(rows: np.ndarray) -> None:
-    with pytest.raises(InvalidRequestError, match="float32 rows"):
+def test_only_rows_of_floats_are_encoded(rows: np.ndarray) -> None:
+    with pytest.raises(InvalidRequestError, match="rows of a type"):
         encode(parse_codec("asym4"), rows)
 
 

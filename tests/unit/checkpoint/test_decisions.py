@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+import torch
+from torch import nn
+
+import holdfast as hf
 from holdfast.checkpoint.baseline import plan_checkpoint
 from holdfast.checkpoint.bitwidth import BitsFor, FailureEstimate, choose_bits
 from holdfast.checkpoint.catalog import CheckpointEntry
@@ -99,3 +104,59 @@ def test_rules_add_up_and_the_last_always_stays() -> None:
 def test_rules_must_be_positive(rule: str, value: int) -> None:
     with pytest.raises(InvalidRequestError, match=rule):
         Keep(**{rule: value})
+
+
+ROWS, WIDTH = 4000, 32
+
+
+def train_rows(model: nn.Embedding, optimizer: torch.optim.Optimizer, rows: range) -> None:
+    """Change these rows."""
+    optimizer.zero_grad()
+    model(torch.tensor(rows)).sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("keep", [None, 1])
+def test_after_a_fall_back_to_8_bits_deltas_are_compared_with_the_base_in_the_same_bytes(
+    keep: int | None, tmp_path: Path
+) -> None:
+    """A quarter of the rows is a quarter of a base, whatever either is stored in."""
+
+    def start() -> tuple[hf.Checkpointer, nn.Embedding, torch.optim.Optimizer]:
+        torch.manual_seed(1)
+        model = nn.Embedding(ROWS, WIDTH, sparse=True)
+        optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+        ck = hf.Checkpointer(
+            tmp_path, model=model, optimizer=optimizer, keep=keep,
+            strategy=hf.Strategy("check-n-run", base="intermittent", codec=None),
+            expected_restores=1,
+        )  # fmt: skip
+        return ck, model, optimizer
+
+    ck, model, optimizer = start()
+    with ck:
+        ck.save().durable(timeout=60)
+        train_rows(model, optimizer, range(ROWS // 4))
+        ck.step()
+        ck.save().durable(timeout=60)
+    for _ in range(2):
+        ck, model, optimizer = start()
+        with ck:
+            ck.resume()
+    ck, model, optimizer = start()
+    with ck:
+        ck.resume()
+        for step in range(2, 5):
+            train_rows(model, optimizer, range(ROWS // 4))
+            ck.step()
+            ck.save().durable(timeout=60)
+            catalog = hf.open(tmp_path).catalog
+            assert catalog.last is not None and catalog.last.codec == "asym8"
+            actual = catalog.last.row_bytes / catalog.growth[0].row_bytes
+            assert actual > 0.7  # what was taken for the delta's size: 8 bits over 2
+            sizes = catalog.delta_sizes()
+            assert sizes is not None
+            assert sizes == pytest.approx([0.25] * step, rel=0.06)
+            assert catalog.last.kind == "delta", catalog.last.reason
+            # F_c = 1 + sum, I_c = (i + 1) * last: with the bytes as they are, a base too early.
+            assert 1 + sum(sizes) > (len(sizes) + 1) * sizes[-1]

@@ -14,6 +14,7 @@ import holdfast as hf
 from holdfast import events
 from holdfast.checkpoint.priority import large_tables
 from holdfast.errors import HoldfastError, InvalidRequestError, UnavailableError
+from holdfast.plan.pls import PlsMeter
 from holdfast.storage import open_storage
 
 LARGE, SMALL = 800, 8
@@ -213,9 +214,67 @@ def test_nonsense_is_refused(given: dict[str, Any]) -> None:
         hf.Priority(**given)
 
 
-def test_counting_lookups_needs_lookups(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match="lookup"):
-        Training(tmp_path, "cpr-mfu", tracking="hash")
-    Training(tmp_path, "cpr-scar", tracking="hash").ck.close()
+def test_hot_rows_first_needs_increments() -> None:
     with pytest.raises(InvalidRequestError, match="consecutive"):
         hf.Strategy("mine", base="one-shot", codec="fp32", priority=hf.Priority(by="mfu"))
+
+
+def mean_pls(url: Path, strategy: str | hf.Strategy, every: int, steps: int) -> float:
+    """The PLS that a failure adds, over all steps at which it may come: by the run's own meter."""
+    training = Training(
+        url, strategy, every=every, servers=2, total_steps=steps, codec="fp32"
+    )  # fmt: skip
+    lost = training.ck._lost
+    added = []
+    with training.ck as ck:
+        ck.save().durable()
+        for step in range(steps):
+            training.use({step % LARGE: 1})
+            ck.wait()
+            ck._saves.report()
+            meter = PlsMeter.from_state(lost._meter.state())  # type: ignore[union-attr]
+            added.append(meter.failed([0]))
+    return float(np.mean(added))
+
+
+@pytest.mark.parametrize(
+    ("every", "r"), [(16, 0.125), (21, 0.125), (30, 0.15), (11, 0.4), (5, 0.125), (1, 0.125)]
+)
+def test_the_same_interval_loses_no_more_samples_with_hot_rows_first(
+    every: int, r: float, tmp_path: Path
+) -> None:
+    steps = max(24, 6 * every)
+    hot = hf.Strategy(
+        "cpr-mfu", base="consecutive", codec="fp32", priority=hf.Priority(by="mfu", r=r)
+    )
+    all_rows = mean_pls(tmp_path / "cpr", "cpr", every, steps)
+    hot_rows = mean_pls(tmp_path / "hot", hot, every, steps)
+    assert 0.5 * all_rows <= hot_rows <= all_rows
+
+
+def test_a_round_of_saves_holds_as_many_rows_as_the_table_within_the_interval(
+    tmp_path: Path,
+) -> None:
+    training = Training(tmp_path, "cpr-mfu", every=20, codec="fp32")
+    with training.ck as ck:
+        for step in range(40):
+            training.use(dict.fromkeys(range(LARGE), 1) if step % 2 else {step: 1})
+            ck.wait()
+    run = hf.open(tmp_path)
+    steps = list(run.steps)
+    assert steps == list(range(2, 41, 2))  # 20 / 8, rounded down
+    deltas = [run.info(step) for step in steps if run.info(step).kind == "delta"]
+    assert max(info.rows for info in deltas) == int(R * LARGE)
+
+
+def test_where_the_interval_is_shorter_than_a_round_each_save_takes_more_rows(
+    tmp_path: Path,
+) -> None:
+    training = Training(tmp_path, "cpr-mfu", every=4, codec="fp32")
+    with training.ck as ck:
+        for _ in range(6):
+            training.use(dict.fromkeys(range(LARGE), 1))
+            ck.wait()
+    run = hf.open(tmp_path)
+    assert run.steps == tuple(range(1, 7))
+    assert {run.info(step).rows for step in run.steps[1:]} <= {LARGE // 4, LARGE + SMALL}

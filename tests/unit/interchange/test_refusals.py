@@ -39,8 +39,8 @@ def test_tables_are_asked_for_with_those_that_could_be_meant(tmp_path: Path) -> 
 
 
 def test_table_of_another_type_is_refused(tmp_path: Path) -> None:
-    torch.save({"e.weight": torch.zeros(5, 2, dtype=torch.float16)}, tmp_path / "a.pt")
-    refuse(tmp_path / "a.pt", tmp_path / "run", hf.InvalidRequestError, "float16",
+    torch.save({"e.weight": torch.zeros(5, 2, dtype=torch.int16)}, tmp_path / "a.pt")
+    refuse(tmp_path / "a.pt", tmp_path / "run", hf.InvalidRequestError, "int16",
            tables=["e.weight"])  # fmt: skip
     refuse(tmp_path / "a.pt", tmp_path / "run", hf.NotFoundError, "no such", tables=["f.weight"])
 
@@ -132,3 +132,24 @@ def test_failed_store_leaves_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     torch.save({"e.weight": torch.ones(5, 2)}, tmp_path / "a.pt")
     monkeypatch.setattr(RunWriter, "update", fail)
     refuse(tmp_path / "a.pt", tmp_path / "run", OSError, "no room", tables=["*"])
+
+
+@pytest.mark.parametrize(
+    ("fused", "said"),
+    [
+        ({"state": {"items.weight": {"items.momentum1": torch.ones(9)}}}, "not among those named"),
+        ({"state": {"users.weight": {"users.momentum1": torch.ones(3)}}}, "not of its table's"),
+        ({"state": {"users.weight": {"users.momentum1": 3}}}, "not of its table's"),
+        ({"state": {"users.weight": {"a.momentum1": torch.ones(9), "a.b": 1}}}, "fused optimizer"),
+        ({"state": [1]}, "not a fused optimizer"),
+        (7, "not a fused optimizer"),
+    ],
+)
+def test_fused_state_that_is_not_of_a_named_tables_rows_is_refused(
+    fused: object, said: str, tmp_path: Path
+) -> None:
+    model = {"users.weight": torch.ones(9, 4), "items.weight": torch.ones(9, 4)}
+    torch.save({"model": model, "fused_optimizer": fused}, tmp_path / "a.pt")
+    with pytest.raises(hf.HoldfastError, match=said):
+        hf.import_checkpoint(tmp_path / "a.pt", tmp_path / "run", tables=["users.weight"], step=1)
+    assert not (tmp_path / "run").exists()

@@ -295,3 +295,18 @@ def test_parameters_that_a_file_has_no_names_for_are_known_by_their_places(tmp_p
         pytest.raises(hf.InvalidRequestError, match="does not fit"),
     ):
         ck.resume()
+
+
+def test_file_of_a_compiled_model_imports_under_plain_names(tmp_path: Path) -> None:
+    model, optimizers = trained(tmp_path / "run", "adagrad")
+    call = torch.compile(model, backend="eager")
+    assert all(name.startswith("_orig_mod.") for name in call.state_dict())
+    tree = {"model": call.state_dict(), "optimizers": [o.state_dict() for o in optimizers]}
+    torch.save(tree, tmp_path / "compiled.pt")
+    again, others = fresh("adagrad")
+    hf.import_checkpoint(
+        tmp_path / "compiled.pt", tmp_path / "new", model=again, optimizer=others, step=6
+    )
+    with hf.Checkpointer(tmp_path / "new", model=again, optimizer=others, codec="fp32") as ck:
+        assert ck.resume() == 6
+    assert fingerprint(again, others) == fingerprint(model, optimizers)

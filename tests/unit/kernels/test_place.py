@@ -9,26 +9,50 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.codec import parse_codec
-from holdfast.checkpoint.segment import Segment, encode_segment
+from holdfast.checkpoint.codec import fit_codec, parse_codec
+from holdfast.checkpoint.segment import DTYPE_NUMBERS, Segment, encode_segment
+from holdfast.dtypes import array_dtype, as_bits, name_of
 from holdfast.kernels import place
+from holdfast.schema import DTYPE_BYTES, FLOAT32
 from tests.unit.kernels.encoded import bytes_of
 
-WIRE = int.from_bytes(parse_codec("fp32").wire(), "little")
 NOTHING = np.empty(0, np.int64)
 ROWS, WIDTHS = 60, (4, 1)
+EXACT = parse_codec("fp32")
+SINGLE = (FLOAT32, FLOAT32)
 
 
-def a_segment(rng: np.random.Generator, ids: list[int], *, codec: str = "fp32") -> bytes:
-    columns = [rng.random((len(ids), width), dtype=np.float32) for width in WIDTHS]
-    codecs = [parse_codec(codec), parse_codec("fp32")]
+def room(dtypes: tuple[str, str], rows: int = ROWS) -> list[np.ndarray]:
+    return [np.zeros((rows, w), array_dtype(d)) for w, d in zip(WIDTHS, dtypes, strict=True)]
+
+
+def a_segment(
+    rng: np.random.Generator,
+    ids: list[int],
+    *,
+    codec: str = "fp32",
+    dtypes: tuple[str, str] = SINGLE,
+) -> bytes:
+    columns = room(dtypes, len(ids))
+    for rows_ND in columns:  # any bits, NaN and infinity among them
+        bits_ND = as_bits(rows_ND)
+        bits_ND[:] = rng.integers(0, np.iinfo(bits_ND.dtype).max, bits_ND.shape, bits_ND.dtype)
+    codecs = [fit_codec(parse_codec(codec), dtypes[0]), fit_codec(EXACT, dtypes[1])]
     return bytes_of(encode_segment(np.array(ids), columns, codecs, has_filter=True))
 
 
 def tables(targets: list[np.ndarray]) -> place.Tables:
-    address = [[target.ctypes.data for target in targets]]
-    rows_T = np.array([ROWS])
-    return place.Tables(rows_T, rows_T, np.array([0]), np.array([WIDTHS]), np.array(address))
+    dtypes = [name_of(target) or "" for target in targets]
+    wires = [int.from_bytes(fit_codec(EXACT, d).wire(), "little") for d in dtypes]
+    return place.Tables(
+        rows_T=np.array([ROWS]),
+        held_T=np.array([ROWS]),
+        first_T=np.array([0]),
+        widths_TC=np.array([WIDTHS]),
+        types_TC=np.array([[DTYPE_NUMBERS[d] for d in dtypes]]),
+        wires_TC=np.array([wires]),
+        address_TC=np.array([[target.ctypes.data for target in targets]]),
+    )
 
 
 def facts(data: bytes, at: int, *, kills: tuple[int, int] = (0, 0)) -> list[int]:
@@ -40,12 +64,13 @@ def facts(data: bytes, at: int, *, kills: tuple[int, int] = (0, 0)) -> list[int]
     parts=st.lists(st.sets(st.integers(0, ROWS - 1), min_size=1), min_size=1, max_size=5),
     killed=st.dictionaries(st.integers(0, ROWS - 1), st.integers(1, 9)),
     seed=st.integers(0, 99),
+    dtypes=st.tuples(*[st.sampled_from(sorted(DTYPE_BYTES))] * 2),
 )
 def test_rows_are_where_one_by_one_would_put_them(
-    parts: list[set[int]], killed: dict[int, int], seed: int
+    parts: list[set[int]], killed: dict[int, int], seed: int, dtypes: tuple[str, str]
 ) -> None:
     rng = np.random.default_rng(seed)
-    data = [a_segment(rng, sorted(ids)) for ids in parts]
+    data = [a_segment(rng, sorted(ids), dtypes=dtypes) for ids in parts]
     starts = np.cumsum([0, *map(len, data)])
     kills_K = np.array(sorted(killed), np.int64)
     deaths_K = np.array([killed[row] for row in sorted(killed)], np.int64)
@@ -55,13 +80,13 @@ def test_rows_are_where_one_by_one_would_put_them(
             for part, at in zip(data, starts, strict=False)
         ]
     )
-    targets = [np.zeros((ROWS, width), np.float32) for width in WIDTHS]
+    targets = room(dtypes)
     buffer_B = np.frombuffer(b"".join(data), np.uint8)
     masked, is_odd_S = place.place(
-        buffer_B, facts_SF, tables(targets), WIRE, kills_K, deaths_K, 5, is_masked=True
+        buffer_B, facts_SF, tables(targets), kills_K, deaths_K, 5, is_masked=True
     )
     assert not is_odd_S.any()
-    expected = [np.zeros((ROWS, width), np.float32) for width in WIDTHS]
+    expected = room(dtypes)
     dead = {row for row, died in killed.items() if died <= 5}
     for part in data:
         segment = Segment(memoryview(part), where="here")
@@ -69,7 +94,7 @@ def test_rows_are_where_one_by_one_would_put_them(
         ids_N[np.isin(ids_N, list(dead))] = -1
         for column, table_MD in enumerate(expected):
             segment.decode_into(column, table_MD, ids_N)
-    assert all(np.array_equal(*pair) for pair in zip(targets, expected, strict=True))
+    assert [t.tobytes() for t in targets] == [e.tobytes() for e in expected]
     assert masked == sum(len(ids & dead) for ids in parts)
 
 
@@ -83,12 +108,12 @@ def test_odd_segment_is_left_alone_between_good_ones(spoilt: str) -> None:
     column = {"rows": place.ROWS, "first": place.FIRST, "last": place.LAST}.get(spoilt)
     if column is not None:
         facts_SF[1, column] += 1
-    targets = [np.zeros((ROWS, width), np.float32) for width in WIDTHS]
+    targets = room(SINGLE)
     into = tables(targets)
     if spoilt == "table":  # it has fewer rows than the segment's last id
         into = dataclasses.replace(into, rows_T=np.array([9]), held_T=np.array([9]))
     buffer_B = np.frombuffer(b"".join(data), np.uint8)
-    _, is_odd_S = place.place(buffer_B, facts_SF, into, WIRE, NOTHING, NOTHING, 5, is_masked=False)
+    _, is_odd_S = place.place(buffer_B, facts_SF, into, NOTHING, NOTHING, 5, is_masked=False)
     assert is_odd_S.tolist() == [False, True, spoilt == "table"]
     written = np.flatnonzero(targets[0].any(axis=1)).tolist()
     assert written == ([1, 2] if spoilt == "table" else [1, 2, 20, 59])
@@ -97,11 +122,11 @@ def test_odd_segment_is_left_alone_between_good_ones(spoilt: str) -> None:
 def test_column_that_is_not_wanted_is_not_written() -> None:
     rng = np.random.default_rng(1)
     data = a_segment(rng, [1, 2])
-    targets = [np.zeros((ROWS, width), np.float32) for width in WIDTHS]
+    targets = room(SINGLE)
     into = tables(targets)
     into.address_TC[0, 1] = 0
     _, is_odd_S = place.place(
-        np.frombuffer(data, np.uint8), np.array([facts(data, 0)]), into, WIRE, NOTHING, NOTHING, 5,
+        np.frombuffer(data, np.uint8), np.array([facts(data, 0)]), into, NOTHING, NOTHING, 5,
         is_masked=True,
     )  # fmt: skip
     assert not is_odd_S.any()
@@ -111,13 +136,41 @@ def test_column_that_is_not_wanted_is_not_written() -> None:
 def test_rows_that_are_not_held_are_left_out() -> None:
     rng = np.random.default_rng(1)
     data = a_segment(rng, [3, 10, 11, 29, 30, 59])
-    targets = [np.zeros((20, width), np.float32) for width in WIDTHS]
+    targets = room(SINGLE, 20)
     into = dataclasses.replace(tables(targets), held_T=np.array([20]), first_T=np.array([10]))
     buffer_B, facts_SF = np.frombuffer(data, np.uint8), np.array([facts(data, 0)])
-    place.place(buffer_B, facts_SF, into, WIRE, NOTHING, NOTHING, 5, is_masked=False)
+    place.place(buffer_B, facts_SF, into, NOTHING, NOTHING, 5, is_masked=False)
     assert np.flatnonzero(targets[0].any(axis=1)).tolist() == [0, 1, 19]
     segment = Segment(memoryview(data), where="here")
-    assert np.array_equal(targets[0][[0, 1, 19]], segment.decode(0)[1:4])
+    assert targets[0][[0, 1, 19]].tobytes() == segment.decode(0)[1:4].tobytes()
     words_W = np.zeros(1, np.uint64)
     place.mark(buffer_B, facts_SF, np.array([words_W.ctypes.data]), into)
     assert words_W[0] == (1 << 0) | (1 << 1) | (1 << 19)
+
+
+@pytest.mark.parametrize("offset", [2, 4, 6])
+def test_targets_at_any_address_that_holds_their_numbers_are_filled(offset: int) -> None:
+    dtypes = ("bfloat16", "float16")
+    data = a_segment(np.random.default_rng(1), [1, 2, 30], dtypes=dtypes)
+    targets = []
+    for even in room(dtypes):
+        bytes_B = np.zeros(even.nbytes + 8, np.uint8)
+        targets.append(bytes_B[offset : offset + even.nbytes].view(even.dtype).reshape(even.shape))
+    place.place(
+        np.frombuffer(data, np.uint8), np.array([facts(data, 0)]), tables(targets), NOTHING,
+        NOTHING, 5, is_masked=False,
+    )  # fmt: skip
+    segment = Segment(memoryview(data), where="here")
+    for column, target in enumerate(targets):
+        assert target[[1, 2, 30]].tobytes() == segment.decode(column).tobytes()
+
+
+def test_segment_of_another_type_than_its_table_is_left_to_the_caller() -> None:
+    data = a_segment(np.random.default_rng(1), [1, 2], dtypes=("float16", "float32"))
+    targets = room(("bfloat16", "float32"))
+    _, is_odd_S = place.place(
+        np.frombuffer(data, np.uint8), np.array([facts(data, 0)]), tables(targets), NOTHING,
+        NOTHING, 5, is_masked=False,
+    )  # fmt: skip
+    assert is_odd_S.all()
+    assert not targets[0].any()

@@ -10,22 +10,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.checkpoint.checksum import checksum
-from holdfast.checkpoint.codec import parse_codec
-from holdfast.checkpoint.segment import Segment, encode_segment, header_bytes, parse_header
+from holdfast.checkpoint.codec import fit_codec, parse_codec
+from holdfast.checkpoint.segment import (
+    DTYPE_NUMBERS,
+    Segment,
+    encode_segment,
+    header_bytes,
+    parse_header,
+)
+from holdfast.dtypes import from_float32
 from holdfast.errors import CorruptDataError
 from holdfast.kernels import segments
+from holdfast.schema import FLOAT32
 from tests.unit.kernels.encoded import bytes_of
 
 COLUMNS_MAX = 3
 
 
 def a_segment(
-    *, columns: int = 2, has_filter: bool = True, deaths: list[int] | None = None
+    *,
+    columns: int = 2,
+    has_filter: bool = True,
+    deaths: list[int] | None = None,
+    dtype: str = FLOAT32,
 ) -> bytes:
     rng = np.random.default_rng(5)
     ids_N = np.array([3, 4, 9, 20, 77], np.int64)
     rows = [rng.random((5, width), dtype=np.float32) for width in (4, 1)[:columns]]
     codecs = [parse_codec("fp32")] * columns
+    rows[-1], codecs[-1] = from_float32(rows[-1], dtype), fit_codec(codecs[-1], dtype)
     data = bytes_of(encode_segment(ids_N, rows, codecs, has_filter=has_filter))
     if deaths is None:
         return data
@@ -39,6 +52,9 @@ SEGMENTS = [
     a_segment(columns=1, has_filter=False),
     a_segment(deaths=[5, 9, 5, 7, 9]),
     a_segment(has_filter=False, deaths=[6, 6, 6, 6, 6]),
+    a_segment(has_filter=False, dtype="float16"),
+    a_segment(deaths=[5, 9, 5, 7, 9], dtype="bfloat16"),
+    a_segment(columns=1, dtype="float64"),
 ]
 
 
@@ -63,14 +79,16 @@ def test_kernel_and_parser_read_the_same_header(data: bytes, before: int) -> Non
     ]  # fmt: skip
     for column, numbers in zip(header.columns, columns_CK.tolist(), strict=False):
         wire = int.from_bytes(column.wire, "little")
-        assert numbers == [wire, column.width, before + column.offset, column.bytes]
+        type_ = DTYPE_NUMBERS[column.dtype]
+        assert numbers == [wire, column.width, before + column.offset, column.bytes, type_]
 
 
 @given(
     data=st.sampled_from(SEGMENTS),
     lies=st.lists(
         st.tuples(
-            st.integers(0, 15), st.sampled_from([0, 1, 2, 3, 31, 255, 1 << 31, (1 << 64) - 1])
+            st.integers(0, 15),
+            st.sampled_from([0, 1, 2, 3, 31, 255, 1 << 31, 3 << 32, (1 << 64) - 1]),
         ),
         min_size=1,
         max_size=3,

@@ -1,0 +1,423 @@
+"""What is seen of one table's changes: by gradients, version counters and hashes.
+
+    optimizer.step:  before -> did anything else write?   after -> rows with a gradient
+    a save:          catch_up -> every row that may have changed since the last catch_up
+    after a save:    scan -> rows of the next part that differ though nothing was seen
+
+Invariants:
+- ``catch_up`` names every row that changed, or more. Only writes that torch does not count can
+  escape it, and the scan finds those within FULL_TURN_SAVES saves.
+- Nothing here raises because of how a table was changed. What cannot be told apart is saved whole.
+- An optimizer whose state is not saved with the table may have moments that nobody sees: of it only
+  the gradient is believed.
+
+# words_W: a bitmap of the table's rows, W words (kernels/bitmap.py)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.checkpoint.tracking import rules
+from holdfast.checkpoint.tracking.evidence import MOST, SAVES_OBSERVED, Observations
+from holdfast.checkpoint.tracking.hashes import RowHashes
+from holdfast.checkpoint.tracking.marks import DeviceMarks, Ids, Words, all_rows, nonzero_rows
+from holdfast.checkpoint.tracking.method import COMPARE, WHOLE, Happened, choose_method
+from holdfast.checkpoint.tracking.moments import Moments
+from holdfast.checkpoint.tracking.versions import VersionCounters
+from holdfast.kernels import bitmap
+from holdfast.tables import Table
+
+UNSAVED = "unsaved"  # the method of a notice: rows are found, their optimizer is not known
+
+FULL_TURN_SAVES = 16
+"""Every row is checked once within so many saves, whatever else is known of it."""
+
+_MOST_SAVES = 2  # comparisons in a row that found most rows changed, before they are skipped
+_EDIT_TODO = (
+    "write to tables under torch.no_grad() instead of through .data or NumPy, or name the rows "
+    "with ck.mark(table, ids)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """How a table's rows are found from now on, and why."""
+
+    table: str
+    method: str
+    reason: str
+    todo: str
+    is_escape: bool = False
+    """Rows had changed unseen; they are in the next save."""
+
+
+class TableWatch:
+    """Finds the changed rows of one table."""
+
+    def __init__(
+        self, table: Table, span: range, *, has_hashes: bool = True, is_compared: bool = False
+    ) -> None:
+        """``span``: the rows this process saves. ``is_compared``: compare at every save."""
+        self.table = table
+        self.hashes = RowHashes(table, span) if has_hashes else None
+        self._is_compared = is_compared
+        self._versions = VersionCounters(table)
+        self._fresh_W = bitmap.new(table.rows)  # marked since the last catch_up
+        self._scratch_W: Words | None = None  # the rows of one dense gradient
+        self._on_device: DeviceMarks | None = None
+        self._moments = Moments(table)
+        self._observed = Observations()
+        self._rule: rules.Rule | None = None
+        self._rules: dict[Hashable, rules.Rule] = {}
+        self._moved: set[str] = set()
+        self._unknown: dict[Hashable, bool] = {}  # that stepped; whether their state is saved
+        self._stepping = 0  # steps that have begun and not ended: a step may call another
+        self._was_written = False
+        self._is_distrusted = not self._versions.is_counted
+        self._has_trained = table.watch is not None  # by any optimizer, ever
+        self._saves_idle = 0  # comparisons of a table that nothing trains
+        self._was_compared = False  # for a reason that may come again
+        self._most = 0  # comparisons in a row that found most rows changed
+        self._skips = 0  # saves for which comparing is skipped
+        self._is_always_whole = False  # hashes would guard nothing
+        self._candidates_K = np.empty(0, np.int64)
+        self._told: set[tuple[str, str]] = set()
+        self.notices: list[Notice] = []
+        self.without_gradient_W: Words | None = None
+        """Rows that changed without a gradient, by the last catch_up; None: none. Where all rows
+        are taken to be safe, those that most likely changed."""
+
+    # While training.
+
+    def before_step(self) -> None:
+        """An optimizer is about to move the table."""
+        self._stepping += 1
+        self.note_writes()
+
+    def note_writes(self) -> None:
+        """Notice what wrote until now, before an optimizer or a lookup does."""
+        if self._versions.has_changed():
+            self._was_written = True
+
+    def note_foreign_write(self) -> None:
+        """Something wrote that torch does not count for this table."""
+        self._was_written = True
+
+    def after_closure(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:
+        """Training code has run inside a step."""
+        # An optimizer that nobody knows may have written before; its rows are compared anyway.
+        if self._find_rule(optimizer, group).moves != rules.UNKNOWN:
+            self.note_writes()
+
+    def after_step(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:
+        """An optimizer has moved the table: mark the rows of its gradient."""
+        self._stepping = max(0, self._stepping - 1)
+        rule = self._rule = self._find_rule(optimizer, group)
+        gradient = self.table.parameter.grad
+        if gradient is not None:
+            self._mark_gradient(gradient)
+            self._has_trained = True
+        elif self._versions.has_changed():
+            self._was_written = True  # the gradient was there, and is cleared already
+        if rule.moves == rules.UNKNOWN:
+            key = rules.settings_key(optimizer, group)
+            self._unknown[key] = optimizer is self.table.optimizer
+            self._has_trained = True
+        elif gradient is not None:
+            self._moved.add(rule.moves)
+            if rule.moves == rules.ALL:
+                self._moments.note_decay()
+        self._versions.look()
+
+    def note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer moves the table; it may be one that the Checkpointer was not given."""
+        if optimizer is not self.table.optimizer:
+            reason = f"{type(optimizer).__name__} trains it and is not saved with it"
+            todo = "pass every optimizer to the Checkpointer: optimizer=[first, second]"
+            self._tell(UNSAVED, reason, todo)
+
+    def note_failure(self, error: Exception) -> None:
+        """Looking at the table failed: nothing is known of it, and training goes on."""
+        self._was_written = True
+        reason = f"tracking failed ({type(error).__name__}: {error}): rows are compared"
+        self._tell(COMPARE, reason, "report it, with the optimizer and the model")
+
+    def mark(self, ids_N: Ids) -> None:
+        """These rows changed."""
+        bitmap.mark(self._fresh_W, ids_N, self.table.rows)
+
+    def mark_all(self) -> None:
+        """Every row may have changed."""
+        self._moved.add(rules.ALL)
+
+    def after_renorm(self, ids: torch.Tensor) -> None:
+        """A lookup with ``max_norm`` has rewritten these rows."""
+        self._mark_ids(ids.reshape(-1))
+        self._versions.look()
+
+    def gradient_ids(self) -> Ids:
+        """The rows of the gradient as it is now, as often as it names them."""
+        gradient = self.table.parameter.grad
+        if gradient is None:
+            return np.empty(0, np.int64)
+        if gradient.layout == torch.sparse_coo:
+            ids_N: Ids = gradient._indices()[0].cpu().contiguous().numpy()
+            return ids_N
+        words_W = bitmap.new(self.table.rows)
+        nonzero_rows(gradient.to_dense().cpu(), words_W)
+        return bitmap.ids(words_W, 0, self.table.rows)
+
+    def _find_rule(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> rules.Rule:
+        is_saved = optimizer is self.table.optimizer
+        parameter = self.table.parameter
+        is_sparse = parameter.grad is not None and parameter.grad.layout == torch.sparse_coo
+        key = (is_saved, is_sparse, rules.rule_key(optimizer, group))
+        if key not in self._rules:
+            is_half = parameter.dtype == torch.float16
+            rule = rules.rule_of(optimizer, group, is_half=is_half, is_sparse=is_sparse)
+            if rule.moves == rules.TRAINED and not is_saved:
+                reason = f"{rule.reason}, and its moments are not saved with it: rows are compared"
+                rule = rules.Rule(rules.UNKNOWN, reason)
+            self._rules[key] = rule
+        return self._rules[key]
+
+    def _mark_gradient(self, gradient: torch.Tensor) -> None:
+        if gradient.layout == torch.sparse_coo:
+            self._mark_ids(gradient._indices()[0])
+        elif gradient.layout != torch.strided:
+            self.mark_all()
+        elif gradient.device.type != "cpu":
+            self._device_marks(gradient.device).mark_nonzero(gradient)
+        elif gradient.numel():
+            if self._scratch_W is None:
+                self._scratch_W = bitmap.new(self.table.rows)
+            nonzero_rows(gradient, self._scratch_W)
+            bitmap.union_into(self._fresh_W, self._scratch_W)
+
+    def _mark_ids(self, ids: torch.Tensor) -> None:
+        if ids.device.type != "cpu":
+            self._device_marks(ids.device).mark_ids(ids)
+        else:
+            self.mark(ids.detach().contiguous().numpy())
+
+    def _device_marks(self, device: torch.device) -> DeviceMarks:
+        if self._on_device is None:
+            self._on_device = DeviceMarks(self.table.rows, device)
+        return self._on_device
+
+    # At a save, while training stands still.
+
+    def catch_up(self, seen_W: Words) -> Words:
+        """Every row that may have changed since the last catch_up.
+
+        ``seen_W``: rows that the next save takes anyway.
+        """
+        fresh_W = self._take_fresh()
+        self._look_at_writes()
+        gradient_W = fresh_W.copy()
+        before_W = self._moments.rows_W
+        is_lost = self._moments.advance(
+            fresh_W,
+            has_moments=rules.TRAINED in self._moved or bool(self._unknown),
+            is_known=rules.TRAINED in self._moved,
+            was_written=self._was_written,
+        )
+        if is_lost:
+            self._moved.add(rules.ALL)
+        happened = self._happened()
+        method = choose_method(happened)
+        found_W = fresh_W
+        escaped_K = np.empty(0, np.int64)
+        likely_W: Words | None = None
+        is_ruled = self._rule is not None and self._rule.moves == rules.ALL
+        self._is_always_whole = is_ruled or (bool(self._unknown) and rules.ALL in happened.moved)
+        if method.name == WHOLE:
+            found_W = all_rows(self.table.rows)
+            if self.hashes is not None:
+                self.hashes.forget()
+            self._skips = max(0, self._skips - 1)
+        elif method.name == COMPARE:
+            likely_W = self._likely()
+            changed_W = self._compare()
+            if self._unknown and not happened.was_written:
+                rows = self.table.rows
+                self._observed.add(self._unknown, changed_W, gradient_W, before_W, rows=rows)
+            if happened.is_idle and not happened.was_written:
+                self._saves_idle += 1
+                self._is_distrusted = bool((changed_W & ~gradient_W).any())
+            found_W = fresh_W | changed_W
+            self._was_compared = self._was_compared or happened.was_written
+        else:
+            if method.name == rules.TRAINED and self._moments.rows_W is not None:
+                found_W = fresh_W | self._moments.rows_W
+            escaped_K = self._find_escaped(found_W | seen_W)
+            bitmap.mark(found_W, escaped_K, self.table.rows)
+            if self.hashes is not None and not len(escaped_K) and not self._wants_exact():
+                self.hashes.shorten()
+        self._candidates_K = np.empty(0, np.int64)
+        self._tell(method.name, method.reason, method.todo)
+        if len(escaped_K):
+            self._is_distrusted = True
+            reason = f"{len(escaped_K)} rows had changed and nothing told, row {escaped_K[0]} first"
+            self._tell(COMPARE, reason, _EDIT_TODO, is_escape=True)
+        self._begin_interval()
+        is_more = found_W is not fresh_W or len(escaped_K) > 0
+        if likely_W is None:
+            likely_W = found_W
+        self.without_gradient_W = likely_W & ~gradient_W if is_more else None
+        return found_W
+
+    def _begin_interval(self) -> None:
+        self._was_written = False
+        self._stepping = 0
+        self._moved.clear()
+        self._unknown.clear()
+
+    def _take_fresh(self) -> Words:
+        fresh_W, self._fresh_W = self._fresh_W, bitmap.new(self.table.rows)
+        if self._on_device is not None:
+            bitmap.union_into(fresh_W, self._on_device.take())
+        return fresh_W
+
+    def _look_at_writes(self) -> None:
+        is_moved = self._versions.look_at_storages()
+        if self._stepping or is_moved or self._versions.has_changed():
+            self._was_written = True  # a step that raised has written, too
+        self._versions.look()
+
+    def _happened(self) -> Happened:
+        concluded = {self._conclude(key, is_saved) for key, is_saved in self._unknown.items()}
+        return Happened(
+            moved=frozenset(self._moved | concluded),
+            rule=self._rule,
+            was_written=self._was_written,
+            is_distrusted=self._is_distrusted,
+            is_shared=self._is_shared(),
+            is_idle=self._is_idle() and self.hashes is not None and self.hashes.is_comparable,
+            is_compared=self._is_compared,
+            has_hashes=self.hashes is not None,
+            is_mostly_changed=self._skips > 0,
+        )
+
+    def _conclude(self, key: Hashable, is_saved: bool) -> str:
+        """The rule that held of an optimizer that is not known."""
+        conclusion = self._observed.conclusion(key)
+        # Moments that are not saved can be replaced by others without a trace.
+        return rules.UNKNOWN if conclusion == rules.TRAINED and not is_saved else conclusion
+
+    def _is_shared(self) -> bool:
+        """Whether other processes may write to the table."""
+        weight = self.table.weight()
+        return self.table.has_parameter and weight.device.type == "cpu" and weight.is_shared()  # type: ignore[no-untyped-call]
+
+    def _wants_exact(self) -> bool:
+        """Whether rows will be compared at the next save, as far as is known."""
+        is_unknown = self._rule is not None and self._rule.moves == rules.UNKNOWN
+        doubts = (self._is_compared, self._is_distrusted, self._was_compared, is_unknown)
+        return any(doubts) or self._is_idle() or self._is_shared()
+
+    def _is_idle(self) -> bool:
+        """Whether nothing has trained the table yet, and nobody knows whether it stays."""
+        is_watched = self.hashes is not None and not self._has_trained
+        return is_watched and self._saves_idle < SAVES_OBSERVED
+
+    def _own_moves(self) -> str | None:
+        """Which rows the optimizer moves that is saved with the table."""
+        optimizer = self.table.optimizer
+        groups = [] if optimizer is None or not self.table.has_parameter else optimizer.param_groups
+        for group in groups:
+            if any(parameter is self.table.parameter for parameter in group["params"]):
+                assert optimizer is not None
+                return self._find_rule(optimizer, group).moves
+        return None
+
+    def _likely(self) -> Words | None:
+        """The rows whose short hash differs, before the first comparison with long ones."""
+        assert self.hashes is not None
+        if self.hashes.is_exact or not self.hashes.is_known:
+            return None
+        span = self.hashes.span
+        words_W = bitmap.new(self.table.rows)
+        ids_N = self.hashes.differing(np.arange(span.start, span.stop))
+        bitmap.mark(words_W, ids_N, self.table.rows)
+        return words_W
+
+    def _compare(self) -> Words:
+        """The rows whose hash differs; all of them where there is nothing to compare with."""
+        assert self.hashes is not None
+        rows, span = self.table.rows, self.hashes.span
+        differs_N = self.hashes.compare_all()
+        if differs_N is None:
+            return all_rows(rows)
+        changed_W = bitmap.new(rows)
+        bitmap.mark(changed_W, np.flatnonzero(differs_N) + span.start, rows)
+        is_most = len(span) > 0 and float(differs_N.mean()) >= MOST
+        self._most = self._most + 1 if is_most else 0
+        if self._most >= _MOST_SAVES and not self._is_compared:
+            self._most, self._skips = 0, FULL_TURN_SAVES
+        return changed_W
+
+    def _find_escaped(self, seen_W: Words) -> Ids:
+        """Rows that changed though nothing was seen: looked for everywhere once there is one."""
+        if self.hashes is None:
+            return np.empty(0, np.int64)
+        self._candidates_K = self._candidates_K[~bitmap.is_set(seen_W, self._candidates_K)]
+        if len(self.hashes.differing(self._candidates_K)) == 0:
+            return np.empty(0, np.int64)
+        unseen_W = all_rows(self.table.rows) & ~seen_W
+        span = self.hashes.span
+        escaped_K = self.hashes.differing(bitmap.ids(unseen_W, span.start, span.stop))
+        self.hashes.learn_all(is_exact=True)
+        return escaped_K
+
+    def _tell(self, method: str, reason: str, todo: str, *, is_escape: bool = False) -> None:
+        if method == rules.GRADIENT or (not is_escape and (method, reason) in self._told):
+            return
+        self._told.add((method, reason))
+        self.notices.append(Notice(self.table.name, method, reason, todo, is_escape))
+
+    # Between saves.
+
+    def scan(self, seen_W: Words) -> None:
+        """Look for rows that differ unseen, in the next part; training may go on meanwhile."""
+        if self.hashes is None or self._is_distrusted or not self._is_on_host():
+            return
+        candidates_K = self.hashes.scan(FULL_TURN_SAVES)
+        is_seen = bitmap.is_set(seen_W, candidates_K)
+        self._candidates_K = np.concatenate([self._candidates_K, candidates_K[~is_seen]])
+
+    def _is_on_host(self) -> bool:
+        return self.table.weight().device.type == "cpu"
+
+    def begin_whole(self) -> None:
+        """A save takes every row: its staged copies make all hashes known."""
+        if self.hashes is not None and not self._is_always_whole:
+            self.hashes.begin_whole(is_exact=self._wants_exact())
+
+    def reset(self) -> None:
+        """The table was just loaded: nothing in it is new."""
+        self._take_fresh()
+        self._begin_interval()
+        self._moments.reset(has_moments=self._own_moves() in (rules.TRAINED, rules.UNKNOWN))
+        self._observed.forget()
+        self._most = self._skips = self._saves_idle = 0
+        self._candidates_K = np.empty(0, np.int64)
+        self._versions.look()
+        self._versions.look_at_storages()
+        if self.hashes is not None:
+            self.hashes.learn_all(is_exact=self._wants_exact())
+
+    @property
+    def bytes(self) -> int:
+        """Memory kept for this table."""
+        words = (self._fresh_W, self._scratch_W)
+        kept = sum(words_W.nbytes for words_W in words if words_W is not None)
+        kept += self._moments.bytes
+        kept += 0 if self._on_device is None else self._on_device.bytes
+        return kept + (0 if self.hashes is None else self.hashes.bytes)

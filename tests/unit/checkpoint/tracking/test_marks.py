@@ -1,0 +1,49 @@
+"""Marks on a device and on the host name the same rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from holdfast.checkpoint.tracking.marks import DeviceMarks, all_rows, nonzero_rows
+from holdfast.kernels import bitmap
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a GPU"))]  # fmt: skip
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rows", [1, 63, 64, 65, 1000])
+def test_device_marks_are_the_rows_that_were_marked(rows: int, device: str) -> None:
+    marks = DeviceMarks(rows, torch.device(device))
+    ids = torch.randint(0, rows, (rows // 3 + 1,), generator=torch.Generator().manual_seed(rows))
+    marks.mark_ids(ids.to(device))
+    gradient = torch.zeros(rows, 4)
+    gradient[rows // 2, 3] = -1e-30
+    marks.mark_nonzero(gradient.to(device))
+    expected = sorted({*ids.tolist(), rows // 2})
+    assert bitmap.ids(marks.take(), 0, rows).tolist() == expected
+    assert bitmap.count(marks.take()) == 0
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str
+)
+@pytest.mark.parametrize("width", [1, 2, 3, 16, 33])
+def test_rows_that_are_not_zero_are_found_in_any_type(dtype: torch.dtype, width: int) -> None:
+    rows = 130
+    values = torch.zeros(rows, width, dtype=dtype)
+    chosen = [0, 1, 63, 64, 100, 129]
+    values[chosen, width - 1] = 1e-3
+    values[7, 0] = -0.0  # can change the sign of a zero
+    words_W = np.full(3, ~np.uint64(0))
+    nonzero_rows(values, words_W)
+    assert bitmap.ids(words_W, 0, 192).tolist() == sorted({*chosen, 7})
+    nonzero_rows(values.t().contiguous().t(), words_W)  # rows that are not contiguous
+    assert bitmap.ids(words_W, 0, 192).tolist() == sorted({*chosen, 7})
+
+
+@pytest.mark.parametrize("rows", [1, 64, 65, 200])
+def test_all_rows_are_all_and_no_more(rows: int) -> None:
+    assert bitmap.ids(all_rows(rows), 0, 1000).tolist() == list(range(rows))
