@@ -427,7 +427,7 @@ def test_increments_of_many_parts_are_extracted_part_by_part(
     with Life(tmp_path, seed=1, extract=hf.Extract(threshold=threshold)) as life:
         life.save()
         for _ in range(6):
-            last = life.save(life.rng.choice(300, 250, replace=False), skewed(life, RIGHT, 60))
+            last = life.save(life.rng.choice(300, 180, replace=False), skewed(life, RIGHT, 60))
         life.ck.wait()
         assert sum(s.born == last and s.table == LEFT for s in life.chunks()) > 1
         life.assert_exact()
