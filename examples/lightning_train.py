@@ -63,7 +63,7 @@ def main(url: str) -> None:
     trainer = lightning.Trainer(
         max_steps=STEPS, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False,
-        callbacks=[HoldfastCallback(url, every=20, codec="fp32")],
+        callbacks=[HoldfastCallback(url, every=20)],
     )  # fmt: skip
     trainer.fit(Module(), loader)
 

@@ -59,7 +59,7 @@ def train(url: str, steps: int) -> None:
     model = make_model()
     rest = [p for p in model.parameters() if not hasattr(p, "_in_backward_optimizers")]
     optimizer = torch.optim.Adagrad(rest, lr=0.05)
-    with hf.Checkpointer(url, model=model, optimizer=optimizer, every=10, codec="fp32") as ck:
+    with hf.Checkpointer(url, model=model, optimizer=optimizer, every=10) as ck:
         for step in range(ck.resume(), steps):
             numbers, features, clicks = make_batch(step)
             optimizer.zero_grad()

@@ -34,7 +34,7 @@ class Settings:
     every: Interval | None = None
     codec: str | Codec | None = None
     state_codec: str | Codec | None = None
-    expected_restores: float | FailureEstimate = 20
+    expected_restores: float | FailureEstimate | None = None
     bits_table: Sequence[BitsFor] = PAPER_TABLE
     keep: Keep | int | None = None
     extract: Extract | float | None = None
@@ -136,8 +136,8 @@ class Settings:
         return PlsMeter(self.total_steps, servers=self.placement.servers)
 
     @property
-    def restores(self) -> float:
-        """The expected number of restores."""
+    def restores(self) -> float | None:
+        """The expected number of restores; None: not said, so nothing may be approximated."""
         expected = self.expected_restores
         return expected.restores if isinstance(expected, FailureEstimate) else expected
 

@@ -21,9 +21,9 @@ _NON_NEGATIVE = frozenset({"sum", "exp_avg_sq", "max_exp_avg_sq", "square_avg", 
 class Strategy:
     """When a base is taken, which rows are saved, how they are stored, whether they become a grid.
 
-    ``codec`` None: by expected restores. ``extract`` None: increments stay as they are.
-    ``priority`` None: every changed row is saved. ``floors`` None: where bases are taken by
-    recovery time, a grid is made and every changed row is saved.
+    ``codec`` None: by expected restores, lossless without those. ``extract`` None: increments stay
+    as they are. ``priority`` None: every changed row is saved. ``floors`` None: where bases are
+    taken by recovery time, a grid is made and every changed row is saved.
     """
 
     name: str
@@ -152,14 +152,23 @@ def plan_codec(
     codec: str | Codec | None,
     state_codec: str | Codec | None,
     *,
-    expected_restores: float,
+    expected_restores: float | None,
     restores: int,
     table: Sequence[BitsFor] = PAPER_TABLE,
 ) -> CodecPlan:
-    """The codecs of the next checkpoint; ``codec`` None: chosen from the expected restores."""
+    """The codecs of the next checkpoint.
+
+    ``codec`` None: few bits, chosen from the expected restores. Without those every bit of the
+    model is stored.
+
+    >>> plan_codec(None, None, expected_restores=None, restores=0).weights.name
+    'fp32'
+    """
     state = None if state_codec is None else parse_codec(state_codec)
     if codec is not None:
         return CodecPlan(parse_codec(codec), state, "set by the user")
+    if expected_restores is None:
+        return CodecPlan(parse_codec("fp32"), state, "lossless: no expected restores were given")
     choice = choose_bits(expected_restores, restores=restores, table=table)
     kind = "asym" if choice.bits >= MAX_BITS else "adaptive"
     return CodecPlan(parse_codec(f"{kind}{choice.bits}"), state, choice.reason)

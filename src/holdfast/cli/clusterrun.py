@@ -49,7 +49,6 @@ _TELL_S = 0.1
 _RATE_S = 0.5  # the live view's rate is over so long
 _WHOLE_S = 600.0
 _FLOAT_BYTES = 4
-_RESTORES = 20.0  # as LayerSettings expects them
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +196,7 @@ def _warm(choice: LayerChoice, log: events.EventLog) -> None:
     plan = plan_codec(
         settings.get("codec", chosen.codec),
         settings.get("state_codec"),
-        expected_restores=settings.get("expected_restores", _RESTORES),
+        expected_restores=settings.get("expected_restores"),
         restores=0,
     )
     state = [plan.for_column(1, is_non_negative=is_positive) for is_positive in (False, True)]

@@ -80,7 +80,11 @@ def train(
     ] = None,
     expected_restores: Annotated[
         float | None,
-        options.option("The fewer, the fewer bits are stored. Default: 20.", options.SAVES, min=0),
+        options.option(
+            "Store few bits: the fewer restores, the fewer. Default: every bit is stored.",
+            options.SAVES,
+            min=0,
+        ),
     ] = None,
     every: options.EveryOrTime = "100",
     keep: Annotated[
@@ -229,7 +233,7 @@ def train(
         "every": interval,
         "codec": codec,
         "state_codec": state_codec,
-        "expected_restores": 20 if expected_restores is None else expected_restores,
+        "expected_restores": expected_restores,
         "keep": keep,
         "strategy": choose_strategy(
             (strategy or StrategyName.CHECK_N_RUN).value, base_policy, extract

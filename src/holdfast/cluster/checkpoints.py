@@ -68,7 +68,7 @@ class LayerSettings:
     state_codec: str | Codec | None = None
     keep: Keep | int | None = 2
     recovery: str | None = None
-    expected_restores: float = 20
+    expected_restores: float | None = None
     patience_s: float = 30.0
     """How long batches that are out are waited for before a checkpoint is given up."""
     storage_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)

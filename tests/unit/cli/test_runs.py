@@ -47,7 +47,7 @@ def test_inspect_fits_the_terminal_and_cuts_nothing(
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= width
     assert "…" not in shown
-    assert all(name in shown for name in ("step", "kind", "tables.25.weight", "adaptive4"))
+    assert all(name in shown for name in ("step", "kind", "tables.25.weight", "fp32"))
 
 
 def test_a_wrong_step_lists_those_that_exist(call, trained: Path, tmp_path: Path) -> None:
