@@ -48,11 +48,13 @@ def kill_after(example: str, url: Path, line: str) -> None:
 def everything(url: Path) -> tuple[dict[str, bytes], str]:
     """Every row with its state, every dense tensor, and all that is not a tensor, at the end."""
     assert hf.open(url).steps[-1] == STEPS
-    return checkpoint_at(url, STEPS)
+    return checkpoint_at(url, STEPS, generators=("torch",))  # the examples seed no other
 
 
-def checkpoint_at(url: Path, step: int) -> tuple[dict[str, bytes], str]:
-    """The same, at one step."""
+def checkpoint_at(
+    url: Path, step: int, *, generators: tuple[str, ...] = ("torch", "numpy", "python")
+) -> tuple[dict[str, bytes], str]:
+    """The same, at one step, with these random generators."""
     run = hf.open(url)
     found: dict[str, bytes] = {}
     for schema in run.tables(step):
@@ -60,8 +62,9 @@ def checkpoint_at(url: Path, step: int) -> tuple[dict[str, bytes], str]:
         found[schema.name] = rows.weight.tobytes()
         found |= {f"{schema.name}.{key}": value.tobytes() for key, value in rows.state.items()}
     dense = run.dense(step)
-    kept = ("model", "optimizers", "extras", "rng")
-    structure, tensors = flatten({key: dense[key] for key in kept})
+    kept = {key: dense[key] for key in ("model", "optimizers", "extras")}
+    kept["rng"] = {name: dense["rng"][name] for name in generators}
+    structure, tensors = flatten(kept)
     found |= {name: _bytes(tensor) for name, tensor in tensors.items()}
     return found, repr(structure)
 

@@ -19,9 +19,9 @@ SECTION = "tracking"
 def test_every_target_of_tracking_is_judged(section: SimpleNamespace) -> None:
     judged = {ratio.name.split(",")[0]: ratio for ratio in section.ratios if ratio.target}
     assert judged["sparse gradients: time inside the hooks"].target == 0.01
-    dense = [r for r in section.ratios if r.name.startswith("dense") and r.target is not None]
+    dense = [ratio for ratio in section.ratios if ", dense, " in ratio.name]
     assert {ratio.target for ratio in dense} == {0.25}
-    assert {ratio.against for ratio in dense} == {"Adagrad's own step", "Adam's own step"}
+    assert {r.against.split("'")[0] for r in dense} == {"Adagrad", "Adam", "SGD"}
     check = next(ratio for ratio in section.ratios if "looked at again" in ratio.name)
     assert check.target == 0.05
     for ratio in section.ratios:
@@ -45,7 +45,6 @@ def test_modes_keep_the_memory_and_save_the_rows_that_they_should(tmp_path: Path
     assert found["auto", "nothing: saved whole"].share == 1.0
     assert found["lookup", "sparse gradients, unchecked"].bytes_a_row < 1  # bits alone
     assert 4 < sparse.bytes_a_row < 5 and 8 < found["hash", "comparing"].bytes_a_row < 9
-    assert found["lookup", "sparse gradients, unchecked"].background_s < 1e-3
     assert list(tmp_path.iterdir()) == []
 
 
