@@ -78,6 +78,7 @@ def test_training_goes_on_when_a_server_is_killed_and_no_push_is_lost(tmp_path: 
         if leases.finished >= BATCHES // 3 and not killed:
             killed.append(cluster.coordinator.process(1).pid)
             os.kill(killed[0], signal.SIGKILL)
+        leases.hold_after(None if killed else BATCHES // 2)  # not over before the kill
 
     trained = Trained(tmp_path, tick, workers=2)
     with closing(trained.cluster):
@@ -102,6 +103,7 @@ def test_a_killed_worker_is_replaced_and_every_batch_is_trained_once(tmp_path: P
         if leases.finished >= BATCHES // 4 and not killed:
             killed.append(started[0].pid)  # type: ignore[attr-defined]
             os.kill(killed[0], signal.SIGKILL)
+        leases.hold_after(None if killed else BATCHES // 2)  # not over before the kill
 
     trained = Trained(tmp_path, tick, workers=2)
     with closing(trained.cluster):

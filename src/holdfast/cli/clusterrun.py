@@ -12,6 +12,7 @@ Not here: which job (cluster.py), what is trained (recsys/clustertrain.py), what
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import tempfile
@@ -241,6 +242,7 @@ class _Running:
             self.count()  # what the processes to be lost did
         while self._is_due(leases.finished):
             self._strike(self._strikes.pop(0), leases.finished)
+        leases.hold_after(self._batches_until_strike())
         now = time.monotonic()
         if now - self._told_at >= _TELL_S:
             self._tell(now, leases.finished)
@@ -249,6 +251,17 @@ class _Running:
         if not self._strikes or batches < self._strikes[0].fraction * self._job.batches:
             return False
         return not self._job.is_patient or self._is_whole(self._struck)
+
+    def _batches_until_strike(self) -> int | None:
+        """How many batches may begin before the next strike; None: all.
+
+        Without a bound a driver that the machine keeps waiting would strike too late, or never.
+        """
+        if not self._strikes or self._job.is_patient:
+            return None
+        due = math.ceil(self._strikes[0].fraction * self._job.batches)
+        in_flight = 2 * self._job.workers  # the strike meets workers that train
+        return max(due, min(due + in_flight, self._job.batches - 1))
 
     def _is_whole(self, kills: int) -> bool:
         """Whether all kills so far were noticed, and the cluster lacks nothing any more."""

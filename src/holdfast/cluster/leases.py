@@ -61,6 +61,7 @@ class Leases:
         self._ahead_max = ahead_max
         self._done_by: dict[int, int] = {}
         self._is_paused = False
+        self._started_max: int | None = None
         self.total = len(batches)
         self.finished = 0
 
@@ -91,6 +92,9 @@ class Leases:
         if self._again:
             return self._again.popleft()
         if self._started == self.total:
+            return None
+        is_held = self._started_max is not None and self._started >= self._started_max
+        if is_held and not self._is_mid_round:
             return None
         if self._round is not None and self._started // self._round * self._round > self.finished:
             return None  # the round before is not over
@@ -151,6 +155,17 @@ class Leases:
             first = self._batches[max(0, self._started - 2 * self._round)]
             self._staged = {b for b in self._staged if b >= first}
             self._done = {b for b in self._done if b >= first}
+
+    def hold_after(self, batches: int | None) -> None:
+        """Lease no batch beyond so many, but end a round that has begun; None: lease all.
+
+        >>> leases = Leases(range(9)); leases.hold_after(1)
+        >>> leases.next(0).batch, leases.next(1)
+        (0, None)
+        >>> leases.hold_after(None); leases.next(1).batch
+        1
+        """
+        self._started_max = batches
 
     # Going back.
 
