@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from holdfast.checkpoint.grid import Extract
     from holdfast.checkpoint.interval import Every, Pls
     from holdfast.checkpoint.priority import Priority
-    from holdfast.checkpoint.reader import GrantedLoader
     from holdfast.checkpoint.retention import Keep
     from holdfast.checkpoint.run import CheckpointInfo, Rows, Run, open
     from holdfast.checkpoint.save import Save, SaveStats
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
         UnavailableError,
     )
     from holdfast.interchange.importer import Imported, import_checkpoint
+    from holdfast.loading.granted_loader import GrantedLoader
     from holdfast.pieces import Piece
     from holdfast.placement import Placement
 
@@ -80,7 +80,7 @@ _HOMES = {
     "checkpoint.grid": ("Extract",),
     "checkpoint.interval": ("Every", "Pls"),
     "checkpoint.priority": ("Priority",),
-    "checkpoint.reader": ("GrantedLoader",),
+    "loading.granted_loader": ("GrantedLoader",),
     "checkpoint.retention": ("Keep",),
     "checkpoint.run": ("CheckpointInfo", "Rows", "Run", "open"),
     "checkpoint.strategy": ("Strategy",),

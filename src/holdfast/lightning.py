@@ -27,8 +27,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from holdfast.checkpoint import run as runs
 from holdfast.checkpoint.checkpointer import Checkpointer
-from holdfast.checkpoint.snapshot import load_rng_state, rng_state
 from holdfast.errors import HoldfastError, InvalidRequestError, NotFoundError
+from holdfast.loading.generators import load_rng_state, rng_state
 
 _FINISHED = "_iterator_finished"  # as torchdata's loaders call it
 

@@ -19,7 +19,7 @@ import torch
 import holdfast as hf
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.unit.checkpoint.readerjob import EPOCHS, Model, make_loader
+from tests.unit.loading.readerjob import EPOCHS, Model, make_loader
 
 
 def main(url: str, kind: str, loop: str, stop: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import holdfast as hf
 from tests.crash.test_examples import checkpoint_at
-from tests.unit.checkpoint.readerjob import BATCHES, EPOCHS
+from tests.unit.loading.readerjob import BATCHES, EPOCHS
 
 PROGRAM = Path(__file__).parent / "reader_loop.py"
 TOTAL = EPOCHS * BATCHES

@@ -22,6 +22,7 @@ ALLOWED = {
     "schema": {"errors"},
     "names": set(),
     "plan": {"errors", "events", "kernels"},
+    "loading": {"errors", "events"},
     "kernels": set(),
     "storage": {"errors", "events"},
     "dtypes": {"schema"},

@@ -45,8 +45,6 @@ from holdfast.checkpoint.partial import PartialRecovery
 from holdfast.checkpoint.planner import Planner
 from holdfast.checkpoint.preemption import Preemption
 from holdfast.checkpoint.ranks import find_ranks
-from holdfast.checkpoint.reader import READER, check_stateful
-from holdfast.checkpoint.readerslot import ReaderSlot
 from holdfast.checkpoint.retention import as_keep
 from holdfast.checkpoint.save import Save
 from holdfast.checkpoint.schedule import Schedule
@@ -60,6 +58,8 @@ from holdfast.checkpoint.tracking.notices import tell_tracking
 from holdfast.checkpoint.warm import warm_kernels
 from holdfast.checkpoint.workbench import Workbench
 from holdfast.errors import HoldfastError, InvalidRequestError
+from holdfast.loading.reader_slot import ReaderSlot
+from holdfast.loading.stateful import READER, check_stateful
 from holdfast.modelstate import ModelState
 from holdfast.pieces import Piece
 from holdfast.storage import as_storage

@@ -19,12 +19,12 @@ from typing import Any
 from holdfast.checkpoint import fetch, restore
 from holdfast.checkpoint.catalog import Catalog, CheckpointEntry
 from holdfast.checkpoint.destination import Held, plan_destinations
-from holdfast.checkpoint.reader import READER
-from holdfast.checkpoint.resumestate import is_resumable
-from holdfast.checkpoint.snapshot import load_rng_state
 from holdfast.checkpoint.tracking import Marks
 from holdfast.errors import CorruptDataError, HoldfastError, InvalidRequestError
 from holdfast.kernels import bitmap
+from holdfast.loading.generators import load_rng_state
+from holdfast.loading.reader_state import is_resumable
+from holdfast.loading.stateful import READER
 from holdfast.modelstate import ModelState
 from holdfast.schema import cuts_of
 from holdfast.storage.base import Storage

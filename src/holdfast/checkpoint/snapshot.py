@@ -15,7 +15,6 @@ Not here: which rows (selection.py), what happens to the parts (writer.py).
 from __future__ import annotations
 
 import queue
-import random
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -30,7 +29,7 @@ from holdfast.checkpoint.selection import RowPart, Selection
 from holdfast.checkpoint.staging import BUFFER_BYTES, Buffer
 from holdfast.checkpoint.workbench import Workbench
 from holdfast.dtypes import array_dtype
-from holdfast.errors import InvalidRequestError
+from holdfast.loading.generators import rng_state
 from holdfast.modelstate import ModelState
 from holdfast.pieces import Piece
 from holdfast.schema import DTYPE_BYTES, TableSchema
@@ -160,29 +159,3 @@ def _arrays_in(buffer: Buffer, schema: TableSchema, rows: int) -> tuple[np.ndarr
         found[column.name] = flat.reshape(rows, column.width)
         start += size
     return tuple(found[column.name] for column in schema.columns)
-
-
-def rng_state(*, has_cuda: bool = True) -> dict[str, Any]:
-    """Every global random generator a training loop may draw from; GPUs' only if ``has_cuda``."""
-    state: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "numpy": np.random.get_state(),
-        "python": random.getstate(),
-    }
-    if has_cuda and torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
-
-
-def load_rng_state(state: Mapping[str, Any]) -> None:
-    """Set every global random generator as it was."""
-    try:
-        torch.set_rng_state(state["torch"])
-        np.random.set_state(state["numpy"])
-        random.setstate(state["python"])
-        if "cuda" in state and torch.cuda.is_available():
-            torch.cuda.set_rng_state_all(state["cuda"])
-    except (TypeError, ValueError, RuntimeError, KeyError) as error:
-        raise InvalidRequestError(
-            "the checkpoint's random state does not fit this version of torch or NumPy"
-        ) from error

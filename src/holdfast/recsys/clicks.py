@@ -12,7 +12,7 @@ Invariants:
 - Memory does not grow with the tables.
 - Training, held-out and calibration batches are disjoint for every index.
 
-Not here: prefetching in worker processes (checkpoint/reader.py), files (reader.py).
+Not here: prefetching in worker processes (loading/granted_loader.py), files (reader.py).
 """
 
 from __future__ import annotations

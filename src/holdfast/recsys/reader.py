@@ -12,7 +12,7 @@ Invariants:
   skips one.
 - Memory is bounded by a block, never by a file.
 
-Not here: parsing, and prefetching (torchdata, or checkpoint/reader.py for map-style datasets).
+Not here: parsing, and prefetching (torchdata, or loading/granted_loader.py for map-style datasets).
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ import torch
 from torch import nn
 
 from holdfast import events
-from holdfast.checkpoint.reader import GrantedLoader
 from holdfast.errors import InvalidRequestError, NotFoundError
+from holdfast.loading.granted_loader import GrantedLoader
 from holdfast.recsys.auc import auc
 from holdfast.recsys.batch import Batch
 from holdfast.recsys.clicks import ClickStream

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from holdfast.checkpoint.resumable import ResumableReader
 from holdfast.errors import HoldfastWarning, InvalidRequestError
-from tests.unit.checkpoint.readerjob import (
+from holdfast.loading.resumable_reader import ResumableReader
+from tests.unit.loading.readerjob import (
     BATCHES,
     EPOCHS,
     Run,

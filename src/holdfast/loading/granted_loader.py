@@ -24,7 +24,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,45 +36,6 @@ from holdfast.errors import InvalidRequestError
 # N positions in an epoch
 
 _FEISTEL_ROUNDS = 6
-
-
-@runtime_checkable
-class Reader(Protocol):
-    """What a checkpoint needs of a reader: where it is, as JSON values, and to go there."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
-@runtime_checkable
-class GrantedReader(Reader, Protocol):
-    """A reader that reads ahead, and is told how far it may."""
-
-    def grant(self, batches: int | None) -> None: ...
-
-
-READER = "reader"  # what the reader is called among the things that go along
-
-
-def is_stateful(item: Any) -> bool:
-    """Whether it can say where it is, and go there."""
-    return all(callable(getattr(item, name, None)) for name in ("state_dict", "load_state_dict"))
-
-
-def check_stateful(name: str, item: Any) -> None:
-    """Refuse what cannot say where it is.
-
-    Raises:
-        InvalidRequestError: says which method is missing.
-    """
-    for method in ("state_dict", "load_state_dict"):
-        if not callable(getattr(item, method, None)):
-            raise InvalidRequestError(
-                f"{name} has no {method}()",
-                type=type(item).__name__,
-                todo="give it state_dict() and load_state_dict(), or leave it out",
-            )
 
 
 def shuffled(

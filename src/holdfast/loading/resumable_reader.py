@@ -21,7 +21,7 @@ Not exact: a thread that reads ahead while both it and training draw from the gl
 batches that persistent workers augment after their first epoch; a sampler that draws from the
 global generators batch by batch while workers read ahead; loaders with ``in_order=False``.
 
-Not here: which batches a step trained (trained.py), who holds the reader (readerslot.py).
+Not here: which batches a step trained (trained_count.py), who holds the reader (reader_slot.py).
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ from typing import Any, Self
 from torch.utils.data import DataLoader
 
 from holdfast import events
-from holdfast.checkpoint.generators import (
+from holdfast.errors import InvalidRequestError
+from holdfast.loading.generators import (
     find_generators,
     host_state,
     is_same_state,
+    load_rng_state,
     load_states,
+    rng_state,
     states_of,
 )
-from holdfast.checkpoint.reader import is_stateful
-from holdfast.checkpoint.resumestate import Resume, is_resumable, pack_state, parse_resume
-from holdfast.checkpoint.snapshot import load_rng_state, rng_state
-from holdfast.checkpoint.trained import TrainedCount
-from holdfast.checkpoint.workerstate import generators_in_state, only_counts
-from holdfast.errors import InvalidRequestError
+from holdfast.loading.reader_state import Resume, is_resumable, pack_state, parse_resume
+from holdfast.loading.stateful import is_stateful
+from holdfast.loading.trained_count import TrainedCount
+from holdfast.loading.worker_generators import generators_in_state, only_counts
 
 _AHEAD_MAX = 256  # batches read ahead of which generators and the loader's state are kept
 _PIPELINES = "torchrec.distributed.train_pipeline"

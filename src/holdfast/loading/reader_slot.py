@@ -1,6 +1,6 @@
 """The reader of a checkpointer: given when it is made, or named by the first ``epochs`` call.
 
-    reader=DataLoader       -> followed wherever it is iterated (resumable.py)
+    reader=DataLoader       -> followed wherever it is iterated (resumable_reader.py)
     reader=anything stateful -> its own state_dict, as it gives it
     epochs(loader, n)       -> any iterable, placed after a resume
 
@@ -19,10 +19,10 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from holdfast import events
-from holdfast.checkpoint.reader import READER, check_stateful, is_stateful
-from holdfast.checkpoint.resumable import ResumableReader
-from holdfast.checkpoint.resumestate import is_resumable
 from holdfast.errors import HoldfastWarning, InvalidRequestError
+from holdfast.loading.reader_state import is_resumable
+from holdfast.loading.resumable_reader import ResumableReader
+from holdfast.loading.stateful import READER, check_stateful, is_stateful
 
 
 class ReaderSlot:

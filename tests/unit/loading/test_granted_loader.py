@@ -1,4 +1,4 @@
-"""reader.py: a prefetching loader with grants neither repeats nor skips a sample, ever."""
+"""A prefetching loader with grants neither repeats nor skips a sample, ever."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from holdfast.checkpoint.reader import GrantedLoader, GrantedReader, Reader, shuffled
 from holdfast.errors import InvalidRequestError
+from holdfast.loading.granted_loader import GrantedLoader, shuffled
+from holdfast.loading.stateful import GrantedReader, Reader
 
 SAMPLES = 53
 

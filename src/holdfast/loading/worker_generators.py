@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, MapDataPipe, get_worker_info
 
-from holdfast.checkpoint.reader import is_stateful
+from holdfast.loading.stateful import is_stateful
 
 _KEY = "holdfast.generators"
 

@@ -1,7 +1,7 @@
 """Random generators around a loader: the global ones, and those that its parts own.
 
 What a loader reads depends on where these stood when its epoch began; what training draws depends
-on where they stand now. A reader keeps both (resumable.py).
+on where they stand now. A reader keeps both (resumable_reader.py).
 
 Invariants:
 - Looking for generators runs no code of the user's: attributes are read, nothing is called.
@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast.checkpoint.snapshot import rng_state
 from holdfast.errors import InvalidRequestError
 
 _DEPTH_MAX = 5
@@ -107,6 +106,32 @@ def load_states(generators: Mapping[str, Generator], states: Mapping[str, Any]) 
                 todo="build the loader as it was when the run started",
             ) from error
     return sorted(set(states) - set(generators))
+
+
+def rng_state(*, has_cuda: bool = True) -> dict[str, Any]:
+    """Every global random generator a training loop may draw from; GPUs' only if ``has_cuda``."""
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.get_state(),
+        "python": random.getstate(),
+    }
+    if has_cuda and torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def load_rng_state(state: Mapping[str, Any]) -> None:
+    """Set every global random generator as it was."""
+    try:
+        torch.set_rng_state(state["torch"])
+        np.random.set_state(state["numpy"])
+        random.setstate(state["python"])
+        if "cuda" in state and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all(state["cuda"])
+    except (TypeError, ValueError, RuntimeError, KeyError) as error:
+        raise InvalidRequestError(
+            "the checkpoint's random state does not fit this version of torch or NumPy"
+        ) from error
 
 
 def host_state() -> dict[str, Any]:

@@ -25,7 +25,7 @@ class Resume:
     batches: int  # trained of the epoch
     has_begun: bool
     is_over: bool
-    per_step: int | None  # see trained.py
+    per_step: int | None  # see trained_count.py
     start: Mapping[str, Any] | None  # generators when the epoch began
     loader: Any  # a stateful loader's own state
     own: Mapping[str, Any] | None  # the loader's generators behind the last trained batch
