@@ -1,34 +1,33 @@
-"""A reader that comes back to the batch that was trained last, whatever loader it reads from.
+"""A reader that resumes behind the batch that was trained last, whatever loader it reads from.
 
-    loader -> one pass an epoch -> batches handed out -> trained, when a step says so
+    loader -> an iteration per epoch -> batches handed out -> trained, when a step says so
     state_dict: epoch, batches trained in it, random generators when it began and now
 
-Coming back is a replay: the generators are set as they were when the epoch began, the loader is
-iterated anew, the trained batches are read again and dropped, then the generators are set as the
-checkpoint had them. That is exact for any loader that reads the same when its generators are the
-same, and costs as much as reading those batches. A loader with ``state_dict`` (torchdata's
-StatefulDataLoader, GrantedLoader) is placed by it instead, without a replay.
+Loading a state does nothing until the next batch is asked for. Then the loader is brought to its
+place (loader_place.py). Where something reads ahead (a pipeline, a double buffer, a thread), the
+batches that were handed out and not trained are read once more after a resume, each with the
+generators as they were before it.
 
-Where something reads ahead (a pipeline, a double buffer, a thread), batches handed out and not yet
-trained are read once more after a resume, each with the generators as they were before it.
+Several iterations of one loader may run at a time: the one that is trained, and others (a look at
+one batch, an evaluation). Only ``trained`` tells which is which: an iteration that never trains a
+batch does not move the reader.
 
 Invariants:
 - The state is that of the last batch trained, never of one that was only read.
 - Nothing is drawn from a generator that the loader alone would not draw.
-- A pass that trains nothing (a look at one batch, an evaluation) moves nothing.
 
-Not exact: a thread that reads ahead while both it and training draw from the global generators;
-batches that persistent workers augment after their first epoch; a sampler that draws from the
-global generators batch by batch while workers read ahead; loaders with ``in_order=False``.
+Not exact, and listed in docs/readers.md: a thread that reads ahead while both it and training draw
+from the global generators; batches that persistent workers augment after their first epoch; a
+sampler that draws from the global generators batch by batch while workers read ahead; loaders with
+``in_order=False``.
 
-Not here: which batches a step trained (trained_count.py), who holds the reader (reader_slot.py).
+Not here: which batches a step trained (handed_out.py), who holds the reader (reader_slot.py).
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,57 +39,29 @@ from torch.utils.data import DataLoader
 
 from holdfast import events
 from holdfast.errors import InvalidRequestError
-from holdfast.loading.generators import (
-    find_generators,
-    host_state,
-    is_same_state,
-    load_rng_state,
-    load_states,
-    rng_state,
-    states_of,
-)
+from holdfast.loading.callers import DrawnBy
+from holdfast.loading.generators import host_state, is_same_state, load_rng_state, rng_state
+from holdfast.loading.handed_out import Batch, Epoch, HandedOut
+from holdfast.loading.interception import Interception
+from holdfast.loading.loader_place import LoaderPlace, chain, set_epoch
 from holdfast.loading.reader_state import Resume, is_resumable, pack_state, parse_resume
-from holdfast.loading.stateful import is_stateful
-from holdfast.loading.trained_count import TrainedCount
-from holdfast.loading.worker_generators import generators_in_state, only_counts
+from holdfast.loading.worker_generators import only_counts
 
 _AHEAD_MAX = 256  # batches read ahead of which generators and the loader's state are kept
-_PIPELINES = "torchrec.distributed.train_pipeline"
-_FINISHED = "_iterator_finished"  # torchdata's: a finished iterator draws seeds for two epochs
-_REPORT_S = 2.0
-
-
-@dataclass(slots=True)
-class _Epoch:
-    number: int
-    start: Mapping[str, Any] | None = None  # generators just before it began
-    is_over: bool = False
-    has_trained: bool = False
-
-
-@dataclass(slots=True)
-class _Batch:
-    """A batch handed out: which, and what is needed to save right behind it, or before it."""
-
-    epoch: _Epoch
-    index: int  # of its epoch, from 1; 0: none yet
-    ordinal: int = 0  # of all that were handed out
-    before: Mapping[str, Any] | None = None  # global generators, where reading it drew
-    place: tuple[Any, Mapping[str, Any]] | None = None  # a stateful loader's state, its generators
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class _Pass:
+class _Iteration:
     """One iteration of the loader."""
 
     reader: ResumableReader
-    is_chained: bool = False  # the next epoch follows by itself
+    is_chained: bool = False  # one of ``epochs``: the next follows without the loop's doing
     inner: Iterator[Any] | None = None
-    epoch: _Epoch | None = None
+    epoch: Epoch | None = None
     drawn: int = 0  # batches of the epoch
     is_over: bool = False
-    is_beside: bool = False  # not the one that is trained, as far as is known
-    generation: int = -1
+    is_other: bool = False  # not the one that is trained, as far as is known
+    generation: int = -1  # of the reader, when it drew last; -1: it never did
 
     def __iter__(self) -> Self:
         return self
@@ -102,9 +73,9 @@ class _Pass:
 class ResumableReader:
     """Iterates any loader, and knows which batch was trained last.
 
-    ``iter(reader)`` is one epoch, or after a resume the rest of one; ``epochs(n)`` all of them.
-    Call ``trained`` after every step. With ``skips_trained`` iterations that a loop begins anew
-    for epochs which are trained already are empty: for loops that always start at their first.
+    ``iter(reader)`` is one epoch, or after a resume the rest of one; ``epochs(n)`` is all of them.
+    Call ``trained`` after every step. ``skips_trained`` is for loops that always start at their
+    first epoch: iterations that belong to epochs which are already trained are then empty.
     """
 
     def __init__(
@@ -115,63 +86,48 @@ class ResumableReader:
         skips_trained: bool = False,
         log: events.EventLog | None = None,
     ) -> None:
-        """``batches_per_step``: how many a step trains; by default it is found out.
+        """``batches_per_step``: how many a step trains; by default the reader finds out.
 
         Raises:
             InvalidRequestError: the loader cannot be iterated, or fewer than one batch a step.
         """
-        if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
-            raise InvalidRequestError(
-                "a loader can be iterated",
-                type=type(loader).__name__,
-                todo="pass a DataLoader or another iterable of batches",
-            )
-        if iter_is_itself(loader):
-            raise InvalidRequestError(
-                "an iterator is used up once: no epoch can begin again",
-                type=type(loader).__name__,
-                todo="pass what it was made of: the loader, or an object whose __iter__ makes one",
-            )
+        _check_loader(loader)
         if batches_per_step is not None and batches_per_step < 1:
             raise InvalidRequestError(
                 "a step trains at least one batch", batches_per_step=batches_per_step
             )
         self.loader = loader
         self.log = log or events.EventLog()
-        self._iter: Callable[[], Iterator[Any]] = lambda: iter(loader)
-        self._restore_class: Callable[[], None] | None = None
-        self._is_stateful = is_stateful(loader)
+        self._place = LoaderPlace(loader, lambda: iter(loader))
+        self._interception: Interception | None = None
         self._batches_per_step = batches_per_step
         self._skips_trained = skips_trained
         self._reading = threading.RLock()  # held while the loader is used
-        self._counting = threading.Lock()
-        self._generation = 0
-        self._resume: Resume | None = None
-        self._resumed: Resume | None = None  # come back to, and nothing trained since
-        self._skip = 0  # iterations that are empty
+        self._counting = threading.Lock()  # held while batches are counted
+        self._generation = 0  # grows with every load_state_dict
+        self._resume: Resume | None = None  # loaded; the loader is not there yet
+        self._resumed: Resume | None = None  # the loader is there; nothing was trained since
+        self._skip = 0  # how many iterations will be empty
         self._home = threading.get_ident()
         self._start_over(remembered=None)
 
     def _start_over(self, *, remembered: int | None) -> None:
-        self._count = TrainedCount(self._batches_per_step, remembered=remembered)
-        self._handed: deque[_Batch] = deque()
-        self._at = _Batch(_Epoch(0), 0)  # trained last
-        self._last: _Batch | None = None  # handed out last
-        self._epoch: _Epoch | None = None  # begun last
-        self._main: Callable[[], _Pass | None] = lambda: None
-        self._beside: Callable[[], _Pass | None] = lambda: None
-        self._again: deque[Mapping[str, Any] | None] = deque()  # read ahead before the resume
-        self._now: Mapping[str, Any] | None = None
-        self._at_end: Mapping[str, Any] | None = None  # generators of a loader placed at an end
-        self._frame: FrameType | None = None
-        self._thread: int | None = None
-        self._is_piped = False
+        self._handed = HandedOut(
+            self._batches_per_step, remembered=remembered, trained=Batch(Epoch(0), 0)
+        )
+        self._epoch: Epoch | None = None  # begun last
+        self._training: Callable[[], _Iteration | None] = lambda: None
+        self._other: Callable[[], _Iteration | None] = lambda: None
+        self._again: deque[Mapping[str, Any] | None] = deque()  # generators of batches read again
+        self._now: Mapping[str, Any] | None = None  # generators as training left them
+        self._drawn_by = DrawnBy()
         self._is_announced = False
+        self._place.forget()
 
     # What a loop sees.
 
     def __iter__(self) -> Iterator[Any]:
-        return _Pass(self)
+        return _Iteration(self)
 
     def epochs(self, count: int) -> Iterator[Any]:
         """The batches of ``count`` epochs in all, without those that are trained already."""
@@ -183,13 +139,13 @@ class ResumableReader:
         if self._resume is not None:
             return self._resume.epoch
         with self._counting:
-            waiting = self._waiting()
-            return waiting[0].epoch.number if waiting else self._at.epoch.number
+            waiting = self._handed.waiting()
+            return waiting[0].epoch.number if waiting else self._handed.trained.epoch.number
 
     @property
     def batch(self) -> int:
         """How many batches of the epoch were trained."""
-        return self._resume.batches if self._resume is not None else self._at.index
+        return self._resume.batches if self._resume is not None else self._handed.trained.index
 
     def next_epoch(self) -> int:
         """The epoch that an iteration begun now belongs to."""
@@ -201,67 +157,46 @@ class ResumableReader:
     def set_batches_per_step(self, batches: int) -> None:
         """Say how many batches a step trains, before the first is drawn."""
         self._batches_per_step = batches
-        if not self._count.handed_out:
-            self._count = TrainedCount(batches)
+        if not self._handed.count.handed_out:
+            self._handed = HandedOut(batches, remembered=None, trained=self._handed.trained)
 
     def trained(self) -> None:
         """A step was trained: some of the batches handed out went into it."""
         with self._counting:
-            beside = self._beside()
-            if not self._count.ahead and beside is not None and beside.drawn:
-                self._promote(beside)
-            waits = bool(self._count.ahead)
-            is_thread = waits and self._thread not in (None, threading.get_ident())
-            if waits:
+            count, other = self._handed.count, self._other()
+            if not count.ahead and other is not None and other.drawn:
+                self._promote(other)
+            if count.ahead:
                 self._resumed = None
-            is_apart = self._count.is_open and (self._is_piped or not _is_running(self._frame))
-            self._count.step(is_thread=is_thread, is_apart=is_apart)
-            self._move()
+            self._handed.step(
+                is_thread=bool(count.ahead) and self._drawn_by.is_other_thread(),
+                is_apart=count.is_open and self._drawn_by.is_apart(),
+            )
+            if not count.is_open:
+                self._drawn_by.forget_frame()
         self._announce()
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether it is not known yet how many batches the only step so far has trained."""
+        return self._handed.count.is_guess
 
     def intercept(self) -> None:
         """Let every iteration of a DataLoader object go through this reader, until ``release``.
 
-        Only this object changes, by a class of its own; copies and other loaders do not.
-
         Raises:
             InvalidRequestError: not a DataLoader.
         """
-        loader = self.loader
-        if not isinstance(loader, DataLoader):
-            raise InvalidRequestError(
-                "only a DataLoader can be followed where others iterate it",
-                type=type(loader).__name__,
-                todo="iterate ck.epochs(loader, n)",
-            )
-        if self._restore_class is not None:
-            return
-        base = type(loader)
-        this = weakref.ref(self)
-
-        def iterate(given: DataLoader[Any]) -> Any:
-            reader = this()
-            if reader is None or reader.loader is not given:
-                return base.__iter__(given)
-            return iter(reader)
-
-        made = type(base.__name__, (base,), {"__iter__": iterate, "__module__": base.__module__})
-        made.__qualname__ = base.__qualname__
-        loader.__class__ = made
-
-        def restore() -> None:
-            if type(loader) is made:
-                loader.__class__ = base
-
-        self._iter = lambda: base.__iter__(loader)
-        self._restore_class = restore
+        if self._interception is None:
+            self._interception = Interception(self.loader, self)
+            self._place.iterate_itself = self._interception.iterate
 
     def release(self) -> None:
         """Let go of the loader."""
-        if self._restore_class is not None:
-            self._restore_class()
-            self._restore_class = None
-        self._frame = None
+        if self._interception is not None:
+            self._interception.undo()
+            self._interception = None
+        self._drawn_by.forget_frame()
 
     # What a checkpoint sees.
 
@@ -270,30 +205,30 @@ class ResumableReader:
         if self._resume is not None:
             return dict(self._resume.raw)
         with self._reading, self._counting:
-            if not self._is_stateful and self._is_at_known_end():
+            place, count = self._place, self._handed.count
+            if not place.is_stateful and self._is_at_known_end():
                 self._look_for_end()
-            waiting, at = self._waiting(), self._at
-            generators = find_generators(self.loader)
+            waiting, at = self._handed.waiting(), self._handed.trained
             loader: Any = None
             own: Mapping[str, Any] | None = None
             start = at.epoch.start
             is_over = at.epoch.is_over
-            if self._is_stateful and (at.index or at.place):
-                loader, own = at.place or self._place()
+            if place.is_stateful and (at.index or at.place):
+                loader, own = at.place or place.state()
                 if only_counts(loader):
                     loader, own = None, None if waiting else own
                 # A loader that goes on with its next epoch does not say that one is over.
-                is_over = is_over or (not _is_torch(self.loader) and self._is_at_known_end())
+                is_over = is_over or (not place.is_torch and self._is_at_known_end())
             elif not waiting:
-                own = states_of(generators)
+                own = place.own_generators()
             if at.epoch.is_over or not at.index:
                 start = waiting[0].epoch.start if waiting else None
-            is_exact = self._count.how != "thread" and len(waiting) <= _AHEAD_MAX
+            is_exact = count.how != "thread" and len(waiting) <= _AHEAD_MAX
             return pack_state(
                 epoch=at.epoch.number,
                 batches=at.index,
                 is_over=is_over,
-                per_step=self._count.remembered,
+                per_step=count.remembered,
                 start=start,
                 loader=loader,
                 own=own,
@@ -302,15 +237,15 @@ class ResumableReader:
             )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Come back to where a state was taken, at the next batch that is asked for.
+        """Go back to where a state was taken, when the next batch is asked for.
 
-        Also takes what the loader's own ``state_dict`` gave, as older checkpoints have it.
+        Also takes what the loader's own ``state_dict`` returned, as older checkpoints have it.
 
         Raises:
             InvalidRequestError: not a reader's state.
         """
         resume = parse_resume(state, self.loader)
-        if resume.loader is not None and not self._is_stateful:
+        if resume.loader is not None and not self._place.is_stateful:
             raise InvalidRequestError(
                 "the checkpoint's loader had a state of its own, this one cannot take it",
                 type=type(self.loader).__name__,
@@ -323,7 +258,7 @@ class ResumableReader:
             self._skip = resume.epoch if self._skips_trained else 0
 
     def _load_rank_states(self, states: list[Mapping[str, Any]]) -> None:
-        """All ranks' states, of another number of ranks: for loaders that can divide them."""
+        """Take the states of another number of ranks, where the loader can divide them."""
         inner = [state["loader"] if is_resumable(state) else state for state in states]
         self.loader.load_rank_states(inner)  # type: ignore[attr-defined]
 
@@ -335,280 +270,191 @@ class ResumableReader:
 
     # Drawing.
 
-    def _next(self, lane: _Pass, frame: FrameType) -> Any:
+    def _next(self, iteration: _Iteration, frame: FrameType) -> Any:
         with self._reading:
-            return self._draw(lane, frame)
+            return self._draw(iteration, frame)
 
-    def _draw(self, lane: _Pass, frame: FrameType) -> Any:
-        if lane.generation != self._generation:  # new, or older than a restore
-            lane.generation, lane.inner, lane.is_over = self._generation, None, False
-            lane.drawn, lane.is_beside = 0, False
-        if lane.is_over:
+    def _draw(self, iteration: _Iteration, frame: FrameType) -> Any:
+        if iteration.generation != self._generation:  # new, or older than a restore
+            iteration.generation = self._generation
+            iteration.inner, iteration.is_over = None, False
+            iteration.drawn, iteration.is_other = 0, False
+        if iteration.is_over:
             raise StopIteration
-        if lane.inner is None and self._is_idle(lane):
+        if iteration.inner is None and self._is_unused(iteration):
             self._resume, self._resumed = self._resumed, None
         if self._resume is not None:
-            self._come_back(lane, self._resume)
-        if lane.inner is None and self._is_main_running(lane):
-            lane.is_beside = True
-        if lane.is_beside:
-            return self._draw_beside(lane)
-        follows = self._count.is_open or self._count.per_step is not None
-        last = self._last
-        if self._is_stateful and last is not None and last.place is None:
-            last.place = self._place()
+            self._go_back(iteration, self._resume)
+        if iteration.inner is None and self._is_another_training(iteration):
+            iteration.is_other = True
+        if iteration.is_other:
+            return self._draw_other(iteration)
+        return self._draw_training(iteration, frame)
+
+    def _draw_training(self, iteration: _Iteration, frame: FrameType) -> Any:
+        """Read a batch and hand it out, with what a save needs to read it again."""
+        count, last = self._handed.count, self._handed.last
+        if self._place.is_stateful and last is not None and last.place is None:
+            last.place = self._place.state()
         again = self._again.popleft() if self._again else None
         if again is not None:
             load_rng_state(again)
-        before = host_state() if follows and self._count.ahead <= _AHEAD_MAX else None
-        if lane.inner is None:
-            self._begin(lane)
-        batch = self._read(lane)
+        may_read_ahead = count.is_open or count.per_step is not None
+        before = host_state() if may_read_ahead and count.ahead <= _AHEAD_MAX else None
+        if iteration.inner is None:
+            self._begin(iteration)
+        batch = self._read(iteration)
         if before is not None and is_same_state(before, host_state()):
             before = None
         if again is not None:
             assert self._now is not None
             load_rng_state(self._now)
-        assert lane.epoch is not None
+        assert iteration.epoch is not None
         with self._counting:
-            self._count.hand_out()
-            self._last = _Batch(lane.epoch, lane.drawn, self._count.handed_out, before)
-            self._handed.append(self._last)
-            self._thread = threading.get_ident()
-            if self._count.is_open:
-                self._frame = frame
-                self._is_piped = self._is_piped or _is_pipeline(frame)
+            self._handed.add(iteration.epoch, iteration.drawn, before)
+            self._drawn_by.note(frame, with_frame=count.is_open)
         return batch
 
-    def _read(self, lane: _Pass) -> Any:
-        assert lane.inner is not None
+    def _draw_other(self, iteration: _Iteration) -> Any:
+        """Read for an iteration that is not the trained one, until a step says that it is."""
+        if iteration.inner is None:
+            iteration.epoch = Epoch(-1, self._place.generators())
+            iteration.inner = self._place.iterate()
+            self._other = weakref.ref(iteration)
+        return self._read(iteration)
+
+    def _read(self, iteration: _Iteration) -> Any:
+        assert iteration.inner is not None
         try:
-            batch = next(lane.inner)
+            batch = next(iteration.inner)
         except StopIteration:
-            lane.is_over = True
-            if lane.epoch is not None:
-                lane.epoch.is_over = True
-            if not self._count.handed_out:  # nothing was left of the epoch: the next one follows
+            iteration.is_over = True
+            if iteration.epoch is not None:
+                iteration.epoch.is_over = True
+            if not self._handed.count.handed_out:  # the epoch had no batches left
                 self._resumed = None
             with self._counting:
-                self._count.end()
+                self._handed.count.end()
             raise
-        lane.drawn += 1
+        iteration.drawn += 1
         return batch
 
-    def _draw_beside(self, lane: _Pass) -> Any:
-        """Read for somebody else than the training loop, until a step says otherwise."""
-        if lane.inner is None:
-            lane.epoch = _Epoch(-1, self._generators())
-            lane.inner = self._iterate()
-            self._beside = weakref.ref(lane)
-        return self._read(lane)
+    # Which iteration is the trained one.
 
-    def _is_main_running(self, lane: _Pass) -> bool:
-        main = self._main()
-        return main is not None and main is not lane and not main.is_over and not lane.is_chained
-
-    def _begin(self, lane: _Pass) -> None:
+    def _begin(self, iteration: _Iteration) -> None:
         """Start an epoch."""
         with self._counting:
-            self._drop_abandoned(lane)
-        self._enter(lane, _Epoch(self.next_epoch(), self._generators()))
-        lane.inner = self._iterate() if self._at_end is None else self._pass_end(self._at_end)
-        self._at_end = None
+            self._drop_abandoned(iteration)
+        self._enter(iteration, Epoch(self.next_epoch(), self._place.generators()))
+        iteration.inner = self._place.begin_epoch()
 
-    def _pass_end(self, own: Mapping[str, Any]) -> Iterator[Any]:
-        """Iterate a loader whose state was taken at an end that it had not noticed."""
-        rng = rng_state()
-        inner = self._iterate()
-        if _is_torch(self.loader):  # what it draws now it drew for the epoch that is over
-            load_rng_state(rng)
-        ends = object()
-        first = next(inner, ends)
-        if first is not ends:
-            return _chain(first, inner)
-        load_rng_state(rng)
-        load_states(find_generators(self.loader), own)
-        return self._iterate()
-
-    def _is_idle(self, lane: _Pass) -> bool:
-        """Whether an iteration came back, trained nothing, and this one is to take its place."""
-        main = self._main()
-        is_left = main is None or (main.is_over and not lane.is_chained)
-        return self._resumed is not None and is_left and self._thread == self._home
-
-    def _enter(self, lane: _Pass, epoch: _Epoch) -> None:
-        lane.epoch, lane.drawn = epoch, 0
+    def _enter(self, iteration: _Iteration, epoch: Epoch) -> None:
+        iteration.epoch, iteration.drawn = epoch, 0
         self._epoch = epoch
-        self._main = weakref.ref(lane)
+        self._training = weakref.ref(iteration)
 
-    def _drop_abandoned(self, lane: _Pass) -> None:
-        """Forget batches that nobody will train: of a pass that was left, or trained nothing."""
+    def _is_another_training(self, iteration: _Iteration) -> bool:
+        """Whether another iteration than this is running, and is taken for the trained one."""
+        training = self._training()
+        is_running = training is not None and training is not iteration and not training.is_over
+        return is_running and not iteration.is_chained
+
+    def _is_unused(self, iteration: _Iteration) -> bool:
+        """Whether the resumed iteration ended or was dropped without a step: then this iteration
+        resumes in its place."""
+        training = self._training()
+        is_gone = training is None or (training.is_over and not iteration.is_chained)
+        return self._resumed is not None and is_gone and self._drawn_by.is_thread(self._home)
+
+    def _drop_abandoned(self, iteration: _Iteration) -> None:
+        """Forget batches that no step will train: those of an iteration that was left early, or
+        that ended without a step (an evaluation)."""
         epoch = self._epoch
-        if epoch is None or not self._count.ahead:
+        if epoch is None or not self._handed.count.ahead:
             return
-        is_idle = not epoch.has_trained and self._thread == self._home
-        if not epoch.is_over or (is_idle and not lane.is_chained):
-            self._count.forget()
-            self._handed.clear()
-            self._last = None
+        is_unused = not epoch.has_trained and self._drawn_by.is_thread(self._home)
+        if not epoch.is_over or (is_unused and not iteration.is_chained):
+            self._handed.forget_waiting()
             if not epoch.has_trained:
                 epoch.is_over = False
 
-    def _promote(self, lane: _Pass) -> None:
-        """The pass beside is the one that is trained; the other was left."""
-        assert lane.epoch is not None
-        lane.is_beside = False
-        lane.epoch.number = 0 if self._epoch is None else self._epoch.number + 1
-        self._epoch, self._main, self._beside = lane.epoch, self._beside, lambda: None
-        for index in range(1, lane.drawn + 1):
-            self._count.hand_out()
-            self._last = _Batch(lane.epoch, index, self._count.handed_out)
-            self._handed.append(self._last)
+    def _promote(self, iteration: _Iteration) -> None:
+        """A step shows that another iteration is the trained one; the loop left the one before."""
+        assert iteration.epoch is not None
+        iteration.is_other = False
+        iteration.epoch.number = 0 if self._epoch is None else self._epoch.number + 1
+        self._epoch, self._training = iteration.epoch, self._other
+        self._other = lambda: None
+        for index in range(1, iteration.drawn + 1):
+            self._handed.add(iteration.epoch, index)
 
-    def _generators(self) -> dict[str, Any]:
-        return {"rng": rng_state(), "own": states_of(find_generators(self.loader))}
+    # The end of an epoch.
 
-    def _iterate(self) -> Iterator[Any]:
-        with generators_in_state(self.loader):
-            return self._iter()
+    def _is_at_known_end(self) -> bool:
+        """Whether the last trained batch is the last of its epoch, by the loader's length."""
+        training, trained = self._training(), self._handed.trained
+        if training is None or training.is_over or training.epoch is not trained.epoch:
+            return False
+        if self._handed.waiting() or not self._drawn_by.is_thread(threading.get_ident()):
+            return False
+        return self._place.length() == trained.index
 
-    def _place(self) -> tuple[Any, Mapping[str, Any]]:
-        """Where a stateful loader stands."""
-        state = self.loader.state_dict()  # type: ignore[attr-defined]
-        return state, states_of(find_generators(self.loader))
+    def _look_for_end(self) -> None:
+        """Ask the loader for its end now, so that a resume need not replay the whole epoch."""
+        training = self._training()
+        assert training is not None and training.inner is not None and training.epoch is not None
+        ends = object()
+        more = next(training.inner, ends)
+        if more is ends:
+            training.is_over = training.epoch.is_over = True
+            self._handed.count.end()
+        else:  # it has more than its length: hand the batch out next
+            training.inner = chain(more, training.inner)
 
-    # Trained, and the end of an epoch.
+    # Coming back.
 
-    def _waiting(self) -> list[_Batch]:
-        return [batch for batch in self._handed if batch.ordinal > self._count.trained]
+    def _go_back(self, iteration: _Iteration, resume: Resume) -> None:
+        """Bring the loader to where the checkpoint had it.
 
-    def _move(self) -> None:
-        """The last trained batch is where the count says."""
-        for batch in self._handed:
-            if batch.ordinal > self._count.trained:
-                break
-            self._at = batch
-            batch.epoch.has_trained = True
-        if not self._count.is_open:
-            self._frame = None
-            while self._handed and self._handed[0].ordinal <= self._count.trained:
-                self._handed.popleft()
+        Raises:
+            StopIteration: the epoch that this iteration stands for is already trained.
+        """
+        if self._skip:
+            self._skip -= 1
+            iteration.is_over = True
+            raise StopIteration
+        now = resume.now if resume.now is not None else rng_state()
+        own = resume.own if resume.own is not None else (resume.start or {}).get("own", {})
+        epoch = Epoch(resume.epoch, resume.start, resume.is_over, has_trained=resume.has_begun)
+        self._resume, self._resumed = None, None if resume.is_over else resume
+        self._handed.forget_waiting()
+        self._handed.trained = Batch(epoch, resume.batches, place=(resume.loader, own))
+        self._epoch = epoch
+        self._again, self._now = deque(resume.ahead), now
+        if resume.is_over or not resume.has_begun:
+            self._place.go_between_epochs(resume, own=own, now=now)
+            if resume.is_over and not iteration.is_chained:
+                iteration.is_over = True
+                raise StopIteration
+            return
+        self._enter(iteration, epoch)
+        iteration.inner = self._place.go_into_epoch(
+            resume, now=now, on_progress=lambda done, s: self._report_replay(resume, done, s)
+        )
+        iteration.drawn = resume.batches
+
+    # Events.
 
     def _announce(self) -> None:
-        count = self._count
+        """Emit ReadAhead, once it is known that something reads ahead."""
+        count = self._handed.count
         if not self._is_announced and not count.is_open and count.per_step and count.ahead:
             self._is_announced = True
             self.log.emit(
                 events.ReadAhead(batches=count.ahead, per_step=count.per_step, how=count.how)
             )
 
-    @property
-    def is_guess(self) -> bool:
-        """Whether it is not known yet how many batches the only step so far has trained."""
-        return self._count.is_guess
-
-    def _is_at_known_end(self) -> bool:
-        main = self._main()
-        if main is None or main.is_over or main.epoch is not self._at.epoch:
-            return False
-        if self._waiting() or self._thread != threading.get_ident():
-            return False
-        try:
-            return len(self.loader) == self._at.index  # type: ignore[arg-type]
-        except (TypeError, NotImplementedError):
-            return False
-
-    def _look_for_end(self) -> None:
-        """Ask for the end now: then the epoch need not be replayed to find that it is over."""
-        main = self._main()
-        assert main is not None and main.inner is not None and main.epoch is not None
-        ends = object()
-        kept = next(main.inner, ends)
-        if kept is ends:
-            main.is_over = main.epoch.is_over = True
-            self._count.end()
-        else:  # it has more than it said: hand the batch out next
-            main.inner = _chain(kept, main.inner)
-
-    # Coming back.
-
-    def _come_back(self, lane: _Pass, resume: Resume) -> None:
-        """Place the loader where the checkpoint had it; later batches are drawn as ever."""
-        if self._skip:
-            self._skip -= 1
-            lane.is_over = True
-            raise StopIteration
-        now = resume.now if resume.now is not None else rng_state()
-        generators = find_generators(self.loader)
-        start = resume.start or {}
-        own = resume.own if resume.own is not None else start.get("own", {})
-        epoch = _Epoch(resume.epoch, resume.start, resume.is_over, has_trained=resume.has_begun)
-        self._resume, self._resumed = None, None if resume.is_over else resume
-        self._count.forget()
-        self._handed.clear()
-        self._last = None
-        self._at = _Batch(epoch, resume.batches, place=(resume.loader, own))
-        self._epoch = epoch
-        self._again, self._now = deque(resume.ahead), now
-        if resume.is_over or not resume.has_begun:
-            self._warm_workers(resume.epoch + resume.is_over)
-            if resume.loader is not None:
-                self._place_loader(resume.loader, is_over=resume.is_over)
-                self._at_end = own
-            load_states(generators, own)
-            load_rng_state(now)
-            if resume.is_over and not lane.is_chained:
-                lane.is_over = True
-                raise StopIteration
-            return
-        self._enter(lane, epoch)
-        if resume.loader is not None:
-            self._place_loader(resume.loader, is_over=False)
-            lane.inner = self._iterate()
-        else:
-            self._warm_workers(resume.epoch)
-            load_states(generators, start.get("own", {}))
-            if "rng" in start:
-                load_rng_state(start["rng"])
-            lane.inner = self._iterate()
-            self._replay(lane.inner, resume)
-        lane.drawn = resume.batches
-        if resume.own is not None:
-            load_states(generators, resume.own)
-        load_rng_state(now)
-
-    def _place_loader(self, state: Any, *, is_over: bool) -> None:
-        if is_over and isinstance(state, dict) and _FINISHED in state:
-            state = {**state, _FINISHED: False}
-        self.loader.load_state_dict(state)  # type: ignore[attr-defined]
-
-    def _warm_workers(self, epoch: int) -> None:
-        """Start persistent workers: only the first epoch of a process draws their seed."""
-        is_persistent = getattr(self.loader, "persistent_workers", False)
-        if is_persistent and epoch and getattr(self.loader, "_iterator", ...) is None:
-            kept = self._generators()
-            self._iterate()
-            load_rng_state(kept["rng"])
-            load_states(find_generators(self.loader), kept["own"])
-
-    def _replay(self, inner: Iterator[Any], resume: Resume) -> None:
-        started = reported = time.monotonic()
-        for done in range(resume.batches):
-            try:
-                next(inner)
-            except StopIteration as error:
-                raise InvalidRequestError(
-                    "the loader has fewer batches than were trained of this epoch",
-                    trained=resume.batches,
-                    found=done,
-                    todo="resume with the data set and the batch size the run started with",
-                ) from error
-            if (time.monotonic() - reported) > _REPORT_S:
-                reported = time.monotonic()
-                self._tell_replay(resume, done + 1, reported - started)
-        self._tell_replay(resume, resume.batches, time.monotonic() - started)
-
-    def _tell_replay(self, resume: Resume, done: int, seconds: float) -> None:
+    def _report_replay(self, resume: Resume, done: int, seconds: float) -> None:
         self.log.emit(
             events.ReaderReplayed(
                 epoch=resume.epoch, batches=done, batches_total=resume.batches, seconds=seconds
@@ -622,7 +468,7 @@ class _Epochs:
 
     reader: ResumableReader
     count: int
-    lane: _Pass | None = field(default=None)
+    iteration: _Iteration | None = field(default=None)
 
     def __iter__(self) -> Self:
         return self
@@ -630,59 +476,29 @@ class _Epochs:
     def __next__(self) -> Any:
         reader = self.reader
         while True:
-            if self.lane is None or self.lane.generation not in (-1, reader._generation):
+            if self.iteration is None or self.iteration.generation not in (-1, reader._generation):
                 number = reader.next_epoch()
                 if number >= self.count:
                     raise StopIteration
                 set_epoch(reader.loader, number)
-                self.lane = _Pass(reader, is_chained=True)
+                self.iteration = _Iteration(reader, is_chained=True)
             try:
-                return reader._next(self.lane, sys._getframe(1))
+                return reader._next(self.iteration, sys._getframe(1))
             except StopIteration:
-                self.lane = None
+                self.iteration = None
 
 
-def set_epoch(loader: Any, epoch: int) -> None:
-    """Tell a loader, its samplers and its data set which epoch begins, where they ask for it."""
-    parts = [loader] + [
-        getattr(loader, name, None) for name in ("sampler", "batch_sampler", "dataset")
-    ]
-    parts.append(getattr(parts[2], "sampler", None))
-    told: list[Any] = []
-    for part in parts:
-        tell = getattr(part, "set_epoch", None)
-        if callable(tell) and not any(part is other for other in told):
-            told.append(part)
-            tell(epoch)
-
-
-def iter_is_itself(loader: Any) -> bool:
-    """Whether this is an iterator: something that can be iterated once."""
-    return hasattr(loader, "__next__") and not isinstance(loader, DataLoader)
-
-
-def _is_torch(loader: Any) -> bool:
-    return isinstance(loader, DataLoader)
-
-
-def _is_running(frame: FrameType | None) -> bool:
-    """Whether a frame is one of those that called this function."""
-    here: FrameType | None = sys._getframe(1)
-    while here is not None:
-        if here is frame:
-            return True
-        here = here.f_back
-    return False
-
-
-def _is_pipeline(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if str(frame.f_globals.get("__name__", "")).startswith(_PIPELINES):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
+def _check_loader(loader: Any) -> None:
+    """Refuse what cannot be iterated, and what can be iterated only once."""
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise InvalidRequestError(
+            "a loader can be iterated",
+            type=type(loader).__name__,
+            todo="pass a DataLoader or another iterable of batches",
+        )
+    if hasattr(loader, "__next__") and not isinstance(loader, DataLoader):
+        raise InvalidRequestError(
+            "an iterator is used up once: no epoch can begin again",
+            type=type(loader).__name__,
+            todo="pass what it was made of: the loader, or an object whose __iter__ makes one",
+        )
