@@ -43,7 +43,7 @@ from holdfast.checkpoint.lost import LostSamples
 from holdfast.checkpoint.order import make_order
 from holdfast.checkpoint.partial import PartialRecovery
 from holdfast.checkpoint.planner import Planner
-from holdfast.checkpoint.preemption import Preemption
+from holdfast.checkpoint.preempting.preemption import Preemption
 from holdfast.checkpoint.ranks import find_ranks
 from holdfast.checkpoint.retention import as_keep
 from holdfast.checkpoint.save import Save

@@ -14,9 +14,9 @@ from holdfast.checkpoint.bitwidth import PAPER_TABLE, BitsFor, FailureEstimate
 from holdfast.checkpoint.codec import Codec
 from holdfast.checkpoint.grid import Extract, as_extract
 from holdfast.checkpoint.interval import Every, Interval, Pls, as_every
+from holdfast.checkpoint.preempting.signals import as_signums, check_deadline
 from holdfast.checkpoint.priority import Priority
 from holdfast.checkpoint.retention import Keep
-from holdfast.checkpoint.signals import as_signums, check_deadline
 from holdfast.checkpoint.strategy import Strategy, as_strategy
 from holdfast.checkpoint.tracking import AUTO
 from holdfast.errors import InvalidRequestError

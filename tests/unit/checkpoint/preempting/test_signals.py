@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint import signals
+from holdfast.checkpoint.preempting import signals
 from holdfast.errors import InvalidRequestError
 
 TERM = int(signal.SIGTERM)

@@ -27,11 +27,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from holdfast import events
-from holdfast.checkpoint import signals
 from holdfast.checkpoint.lineage import Lineage
+from holdfast.checkpoint.preempting import signals
+from holdfast.checkpoint.preempting.stop_step import Agreed, Said, StopStep
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.save import Save
-from holdfast.checkpoint.stop_step import Agreed, Said, StopStep
 from holdfast.errors import HoldfastError, UnavailableError
 
 _POLL_S = 0.25

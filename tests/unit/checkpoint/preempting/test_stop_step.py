@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from holdfast.checkpoint.mailbox import Mailbox
-from holdfast.checkpoint.stop_step import Agreed, Said, StopStep, plan_stop
+from holdfast.checkpoint.preempting.stop_step import Agreed, Said, StopStep, plan_stop
 from holdfast.errors import UnavailableError
 
 
