@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from holdfast import devices
 from holdfast.dtypes import array_dtype, as_bits, fill_nan
 from holdfast.errors import InvalidRequestError
 from holdfast.kernels import rows as row_kernels
@@ -191,17 +192,28 @@ class Table:
     def load_arrays(self, arrays: Sequence[np.ndarray]) -> None:
         """Take over what was written into ``arrays()``; a column on the host shares it already."""
         for column, array_ND in zip(self.tensors(), arrays, strict=True):
-            if column.device.type != "cpu":
+            if not devices.is_on_host(column):
                 column.copy_(as_tensor(array_ND))
+
+    @property
+    def device(self) -> devices.Device | None:
+        """The device that holds it, or a column of it; None: host memory."""
+        columns = [self.weight(), *self.state_tensors().values()]
+        return next(filter(None, map(devices.device_of, columns)), None)
+
+    def copy_on_device(self, rows: np.ndarray | range) -> list[devices.DeviceCopy]:
+        """A copy of some rows, a column each, where they are. Waits for no device."""
+        if isinstance(rows, range):
+            return [devices.join([column[rows.start : rows.stop]]) for column in self.tensors()]
+        return [devices.gather(column, rows) for column in self.tensors()]
 
     def gather(self, ids_N: np.ndarray, out: Sequence[np.ndarray]) -> None:
         """Copy some rows, every column, into the caller's arrays."""
         for column, out_ND in zip(self.tensors(), out, strict=True):
-            if column.device.type == "cpu":
+            if devices.is_on_host(column):
                 row_kernels.gather(as_bits(as_array(column)), ids_N, as_bits(out_ND))
             else:
-                chosen = torch.from_numpy(ids_N).to(column.device)
-                as_tensor(out_ND).copy_(column.index_select(0, chosen))
+                devices.gather(column, ids_N).to_host(as_tensor(out_ND)).wait()
 
     def hash_rows(self, ids_N: np.ndarray | None = None) -> np.ndarray:
         """A 64-bit hash of every row with its state, or of some rows."""
@@ -219,10 +231,10 @@ class Table:
     def gather_range(self, start: int, stop: int, out: Sequence[np.ndarray]) -> None:
         """Copy the rows ``start`` to ``stop``, every column, into the caller's arrays."""
         for column, out_ND in zip(self.tensors(), out, strict=True):
-            if column.device.type == "cpu":
+            if devices.is_on_host(column):
                 np.copyto(as_bits(out_ND), as_bits(as_array(column)[start:stop]))
             else:
-                as_tensor(out_ND).copy_(column[start:stop])
+                devices.join([column[start:stop]]).to_host(as_tensor(out_ND)).wait()
 
 
 def has_row_state_shape(shape: Sequence[int], dtype: torch.dtype, rows: int) -> bool:

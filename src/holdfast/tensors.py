@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from holdfast import devices
 from holdfast.schema import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
@@ -40,7 +41,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """A tensor's memory as an array (dtypes.py); of one on another device, a copy of it."""
-    tensor = tensor.detach().cpu()
+    tensor = devices.to_host(tensor)
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(np.uint16)
     array: npt.NDArray[Any] = tensor.numpy()

@@ -26,9 +26,11 @@ ALLOWED = {
     "kernels": set(),
     "storage": {"errors", "events"},
     "dtypes": {"schema"},
-    "tensors": {"schema"},
+    "devices": set(),
+    "tensors": {"devices", "schema"},
     "pieces": {"errors", "schema"},
     "tables": {
+        "devices",
         "dtypes",
         "errors",
         "events",

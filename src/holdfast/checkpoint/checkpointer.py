@@ -414,6 +414,7 @@ class Checkpointer:
                 dense = take_dense(
                     self._state,
                     self._carried(),
+                    bench=self._bench,
                     pls=self._lost.state_when_saved(),
                     is_follower=not self._together.commits,
                 )

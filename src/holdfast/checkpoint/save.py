@@ -34,7 +34,7 @@ from holdfast.checkpoint.object import ROWS, ObjectBuilder
 from holdfast.checkpoint.order import SaveOrder
 from holdfast.checkpoint.part import StoredPart
 from holdfast.checkpoint.segment import EncodedSegment, encode_segment
-from holdfast.checkpoint.snapshot import DenseState, PartQueue, StagedPart, Staging
+from holdfast.checkpoint.snapshot import DenseState, PartQueue, StagedPart
 from holdfast.checkpoint.strategy import column_codecs
 from holdfast.checkpoint.workbench import Workbench
 from holdfast.checkpoint.writer import FollowingWriter, RunWriter, store_segment
@@ -236,8 +236,12 @@ class Save:
                 return
             if item is None:
                 return
-            item.copy.exception()  # the copy is over, well or not
-            self._pool.release(item.buffer)
+            self._give_back(item)
+
+    def _give_back(self, copy: Future[StagedPart]) -> None:
+        """Return the buffer of a part, once it is copied; one that failed has none."""
+        if copy.exception() is None:
+            self._pool.release(copy.result().buffer)
 
     def _write(self) -> None:
         self._may_encode.wait()
@@ -276,7 +280,7 @@ class Save:
     def _store_parts(self, builder: ObjectBuilder) -> list[SegmentEntry]:
         segments: list[SegmentEntry] = []
         rows = size = 0
-        waiting: deque[tuple[Staging, Future[tuple[EncodedSegment, float]]]] = deque()
+        waiting: deque[tuple[Future[StagedPart], Future[tuple[EncodedSegment, float]]]] = deque()
         try:
             is_open = True
             while is_open or waiting:
@@ -294,11 +298,11 @@ class Save:
                             waiting.append((item, self._start_encoding(item)))
                         continue
                 self.check_cancelled()
-                staging, encoding = waiting[0]
+                copy, encoding = waiting[0]
                 encoded, seconds = encoding.result()
-                segments.append(self._append(builder, staging.copy.result().schema, encoded))
+                segments.append(self._append(builder, copy.result().schema, encoded))
                 waiting.popleft()
-                self._pool.release(staging.buffer)
+                self._give_back(copy)
                 self._encode_s += seconds
                 rows += encoded.rows
                 size += encoded.bytes
@@ -308,22 +312,22 @@ class Save:
                     )
                 )
         finally:
-            for staging, encoding in waiting:
+            for copy, encoding in waiting:
                 encoding.exception()
-                self._pool.release(staging.buffer)
+                self._give_back(copy)
         return segments
 
-    def _start_encoding(self, staging: Staging) -> Future[tuple[EncodedSegment, float]]:
+    def _start_encoding(self, copy: Future[StagedPart]) -> Future[tuple[EncodedSegment, float]]:
         try:
-            return self._encoders.submit(self._encode, staging)
+            return self._encoders.submit(self._encode, copy)
         except RuntimeError:
             # The interpreter is ending and its pools take no more work: do it here.
             done: Future[tuple[EncodedSegment, float]] = Future()
-            done.set_result(self._encode(staging))
+            done.set_result(self._encode(copy))
             return done
 
-    def _encode(self, staging: Staging) -> tuple[EncodedSegment, float]:
-        staged = staging.copy.result()
+    def _encode(self, copy: Future[StagedPart]) -> tuple[EncodedSegment, float]:
+        staged = copy.result()
         self._on_staged(staged)
         started = time.perf_counter()
         encoded = encode_segment(

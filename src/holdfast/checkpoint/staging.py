@@ -2,11 +2,14 @@
 
 The snapshot acquires buffers and fills them while training stands still; the writer releases each
 when its rows are stored. Memory is kept between checkpoints, because touching fresh memory costs
-more than the copy itself.
+more than the copy itself, and pinning it still more.
 
 Invariants:
 - No more than ``bytes_max`` are out at a time, except that one buffer is always granted.
 - ``acquire`` never waits for a writer that failed: it raises what the writer raised.
+
+Not here: copies on a GPU, on their way to these buffers (devicestaging.py). No torch: servers of a
+cluster stage rows too.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 Buffer = npt.NDArray[np.uint8]
+
+Make = Callable[[int], Buffer]
 
 BUFFER_BYTES = 8 << 20
 
@@ -37,12 +42,18 @@ def default_bytes_max(full_bytes: int, tables: int) -> int:
     return max(2 * BUFFER_BYTES, room)
 
 
+def ordinary(size: int) -> Buffer:
+    """A new buffer of ordinary memory."""
+    return np.empty(size, np.uint8)
+
+
 class StagingPool:
     """Hands out buffers and takes them back."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
-        self._free: list[Buffer] = []
+        self._free: list[tuple[Make, Buffer]] = []
+        self._makers: dict[int, Make] = {}  # of the buffers that are out, by their identity
         self._out = 0
         self._peak = 0
         self._failure: BaseException | None = None
@@ -55,9 +66,13 @@ class StagingPool:
             self._failure = None
             self._on_starved = on_starved
             self._out = self._peak = 0
+            self._makers.clear()
 
-    def acquire(self, size: int) -> Buffer:
-        """A buffer of at least ``size`` bytes; waits while the pool is exhausted."""
+    def acquire(self, size: int, make: Make = ordinary) -> Buffer:
+        """A buffer of at least ``size`` bytes; waits while the pool is exhausted.
+
+        ``make``: makes one where there is none, of the kind of memory that is wanted.
+        """
         # One size for all but the small ends of tables, so that buffers fit the next snapshot too.
         size = BUFFER_BYTES if BUFFER_BYTES // 4 < size <= BUFFER_BYTES else size
         with self._changed:
@@ -68,17 +83,23 @@ class StagingPool:
                 raise self._failure
             self._out += size
             self._peak = max(self._peak, self._out)
-            for index, buffer in enumerate(self._free):
-                if buffer.nbytes == size:
-                    return self._free.pop(index)
-        return np.empty(size, np.uint8)
+            for index, (maker, buffer) in enumerate(self._free):
+                if buffer.nbytes == size and maker == make:
+                    del self._free[index]
+                    self._makers[id(buffer)] = make
+                    return buffer
+        buffer = make(size)
+        with self._changed:
+            self._makers[id(buffer)] = make
+        return buffer
 
     def release(self, buffer: Buffer) -> None:
         """Take a buffer back."""
         with self._changed:
             self._out -= buffer.nbytes
+            make = self._makers.pop(id(buffer), ordinary)
             if buffer.nbytes == BUFFER_BYTES:
-                self._free.append(buffer)
+                self._free.append((make, buffer))
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
@@ -96,4 +117,4 @@ class StagingPool:
     def bytes_held(self) -> int:
         """Memory in use and kept for the next snapshot."""
         with self._changed:
-            return self._out + sum(buffer.nbytes for buffer in self._free)
+            return self._out + sum(buffer.nbytes for _, buffer in self._free)

@@ -209,6 +209,8 @@ def _loaded(value: Any) -> Any:
 class _Rows:
     """Rows in files, as a snapshot copies them from a table that is held whole."""
 
+    device = None
+
     def __init__(self, table: AdoptedTable) -> None:
         self._columns = table.columns
         self._schema = table.schema
