@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from holdfast import devices
 from holdfast.kernels import rows as row_kernels
 from holdfast.tables import Table
 from holdfast.tensors import as_array, as_tensor
@@ -162,7 +163,7 @@ class RowHashes:
         return ("weight", *self._table.state_tensors())
 
     def _is_on_host(self) -> bool:
-        return self._table.weight().device.type == "cpu"
+        return devices.is_on_host(self._table.weight())
 
     def _hash_staged(self, columns: Sequence[np.ndarray]) -> Hashes:
         if self._is_on_host():
@@ -195,7 +196,7 @@ def _hash_arrays(columns: Sequence[np.ndarray]) -> Hashes:
 
 
 def _to_host(hashes: torch.Tensor) -> Hashes:
-    found: Hashes = hashes.cpu().numpy().view(np.uint64)
+    found: Hashes = devices.to_host(hashes).numpy().view(np.uint64)
     return found
 
 

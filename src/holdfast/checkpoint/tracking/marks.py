@@ -1,9 +1,11 @@
 """Sets of changed rows, by table: on the host as bitmaps, on another device until a save.
 
     gradient -> (device marks, one byte a row) -> host bitmap, one bit a row -> cursors
+    gradient -> ids on their way to the host -> those who count how often rows are used
 
 Invariants:
 - Marking rows of a table on a GPU never waits for the GPU: the marks stay there until ``take``.
+- ``ArrivingIds`` are those of when they were asked for, whatever becomes of the gradient.
 - ``Marks`` always hold host bitmaps, whatever device a table is on.
 
 # words_W: a bitmap of a table's rows, W words (kernels/bitmap.py)
@@ -11,24 +13,20 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from holdfast import devices
 from holdfast.kernels import bitmap, gradients
 
 Words = npt.NDArray[np.uint64]
 Ids = npt.NDArray[np.int64]  # or int32: the kernels take both
 Marks = dict[str, Words]
 
-_BITS = {
-    torch.float64: torch.int64,
-    torch.float32: torch.int32,
-    torch.float16: torch.int16,
-    torch.bfloat16: torch.int16,
-}
+_WIDTHS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 def union(into: Marks, marks: Mapping[str, Words]) -> None:
@@ -59,15 +57,29 @@ def nonzero_rows(values: torch.Tensor, words_W: Words) -> None:
 
 def row_bits(values: torch.Tensor) -> npt.NDArray[np.generic]:
     """A host tensor's rows as integers, as wide as they can be; shares memory where it can."""
+    bits_NW: npt.NDArray[np.generic] = _as_integers(values).numpy()
+    return bits_NW
+
+
+def _as_integers(values: torch.Tensor) -> torch.Tensor:
+    # Integers: -0.0 is not zero, as it can change the sign of a zero.
     rows_ND = values.detach().reshape(len(values), -1).contiguous()
     row_bytes = rows_ND.shape[1] * rows_ND.element_size()
-    kind = next(
-        kind
-        for kind in (torch.int64, torch.int32, torch.int16, torch.uint8)
-        if row_bytes % kind.itemsize == 0
-    )
-    bits_NW: npt.NDArray[np.generic] = rows_ND.view(kind).numpy()
-    return bits_NW
+    return rows_ND.view(next(kind for kind in _WIDTHS if row_bytes % kind.itemsize == 0))
+
+
+def _is_nonzero(values: torch.Tensor) -> torch.Tensor:
+    """Of each row on a device whether it is not zero, as ``nonzero_rows`` on the host; a multiple
+    of 64 of them."""
+    # Not through a matrix of booleans, which would be a quarter as large as a gradient.
+    found = _as_integers(values).any(1).to(torch.bool)
+    return torch.nn.functional.pad(found, (0, -len(found) % 64))
+
+
+def _pack(is_marked: torch.Tensor) -> torch.Tensor:
+    """Booleans, a multiple of 64, as the bytes of a bitmap; no waiting."""
+    weights = 2 ** torch.arange(8, dtype=torch.uint8, device=is_marked.device)
+    return (is_marked.view(-1, 8) * weights).sum(1, dtype=torch.uint8)
 
 
 class DeviceMarks:
@@ -77,25 +89,25 @@ class DeviceMarks:
         # Rounded up to whole words, so that packing needs no special case at the end.
         self._is_marked = torch.zeros(-(-rows // 64) * 64, dtype=torch.bool, device=device)
         self._rows = rows
-        self._weights = 2 ** torch.arange(8, dtype=torch.uint8, device=device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self._is_marked.device
 
     def mark_ids(self, ids: torch.Tensor) -> None:
         """Mark rows by their ids."""
-        ids = ids.reshape(-1).to(self._is_marked.device, torch.int64)
+        ids = ids.detach().reshape(-1).to(self.device, torch.int64)
         self._is_marked.index_fill_(0, ids, True)
 
     def mark_nonzero(self, values: torch.Tensor) -> None:
         """Mark the rows of a dense gradient that are not zero."""
-        bits = values.detach().reshape(self._rows, -1).contiguous()
-        if bits.dtype in _BITS:  # -0.0 counts, as on the host: it can change the sign of a zero
-            bits = bits.view(_BITS[bits.dtype])
-        is_nonzero = (bits != 0).any(1)
-        self._is_marked[: self._rows].logical_or_(is_nonzero)
+        if values.numel():
+            self._is_marked.logical_or_(_is_nonzero(values))
 
     def take(self) -> Words:
         """The marked rows as a host bitmap; afterwards nothing is marked. Waits for the device."""
-        bytes_B = (self._is_marked.view(-1, 8) * self._weights).sum(1, dtype=torch.uint8)
-        words_W: Words = bytes_B.cpu().numpy().view(np.uint64).copy()
+        words_W: Words = devices.to_host(_pack(self._is_marked)).numpy().view(np.uint64).copy()
         self._is_marked.zero_()
         return words_W
 
@@ -103,6 +115,36 @@ class DeviceMarks:
     def bytes(self) -> int:
         """Memory of the marks on the device."""
         return self._is_marked.nbytes
+
+
+class ArrivingIds:
+    """Row ids on their way from a device to the host, as they were when asked for."""
+
+    def __init__(self, values: torch.Tensor, read: Callable[[torch.Tensor], Ids]) -> None:
+        """``read``: ids of what has arrived of ``values``."""
+        self._host, self._arrival = devices.join([values]).to_new_host()
+        self._read = read
+
+    def is_here(self) -> bool:
+        """Whether they have arrived; does not wait."""
+        return self._arrival.is_over()
+
+    def ids(self) -> Ids:
+        """The ids; waits for them."""
+        self._arrival.wait()
+        return self._read(self._host)
+
+
+def arriving_ids(ids: torch.Tensor) -> ArrivingIds:
+    """Ids that a device has, as often as they are named."""
+    return ArrivingIds(ids.detach().reshape(-1), lambda host: host.numpy())
+
+
+def arriving_nonzero(values: torch.Tensor) -> ArrivingIds:
+    """The rows of a tensor on a device that are not zero."""
+    rows = len(values)
+    packed = _pack(_is_nonzero(values))
+    return ArrivingIds(packed, lambda host: bitmap.ids(host.numpy().view(np.uint64), 0, rows))
 
 
 class SinceBase:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import torch
 
+from holdfast import devices
 from holdfast.checkpoint.tracking.marks import DeviceMarks, Words, nonzero_rows
 from holdfast.kernels import bitmap
 from holdfast.tables import Table
@@ -63,7 +64,7 @@ class Moments:
         rows = self._table.rows
         found_W, words_W = bitmap.new(rows), bitmap.new(rows)
         for state in self._table.state_tensors().values():
-            if state.device.type == "cpu":
+            if devices.is_on_host(state):
                 nonzero_rows(state, words_W)
             else:
                 marks = DeviceMarks(rows, state.device)
@@ -71,7 +72,7 @@ class Moments:
                 words_W = marks.take()
             bitmap.union_into(found_W, words_W)
         for value in self._sparse_state():
-            bitmap.mark(found_W, value._indices()[0].cpu().contiguous().numpy(), rows)
+            bitmap.mark(found_W, devices.to_host(value._indices()[0]).contiguous().numpy(), rows)
         return found_W
 
     def _sparse_state(self) -> list[torch.Tensor]:

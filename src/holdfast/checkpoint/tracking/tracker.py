@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,8 +30,17 @@ import numpy as np
 import torch
 from torch import nn
 
+from holdfast import devices
 from holdfast.checkpoint.tracking import rules, steps
-from holdfast.checkpoint.tracking.marks import Ids, Marks, Words, all_rows, union
+from holdfast.checkpoint.tracking.marks import (
+    ArrivingIds,
+    Ids,
+    Marks,
+    Words,
+    all_rows,
+    arriving_ids,
+    union,
+)
 from holdfast.checkpoint.tracking.owned import Owned
 from holdfast.checkpoint.tracking.watch import Notice, TableWatch
 from holdfast.errors import InvalidRequestError
@@ -76,6 +86,7 @@ class Tracker:
         self._pending: dict[Cursor, Marks] = {}
         self._lock = threading.RLock()
         self._listeners: list[Hear] = []
+        self._arriving: deque[tuple[str, ArrivingIds]] = deque()
         self._owned: weakref.WeakKeyDictionary[torch.optim.Optimizer, Owned]
         self._owned = weakref.WeakKeyDictionary()
         self._ends: list[Callable[[], None]] = []
@@ -116,9 +127,20 @@ class Tracker:
         with self._lock:
             self._listeners.append(hear)
 
-    def _tell(self, table: str, ids_N: Ids) -> None:
+    def _tell(self, table: str, ids_N: Ids | ArrivingIds) -> None:
+        """Tell listeners of rows: at once, or when they have arrived from a device."""
+        if isinstance(ids_N, ArrivingIds):
+            self._arriving.append((table, ids_N))
+            self._tell_arrived()
+            return
         for hear in self._listeners:
             hear(table, ids_N)
+
+    def _tell_arrived(self, *, all_of_them: bool = False) -> None:
+        """Tell of rows that have arrived, in their order; ``all_of_them``: wait for the rest."""
+        while self._arriving and (all_of_them or self._arriving[0][1].is_here()):
+            table, arriving = self._arriving.popleft()
+            self._tell(table, arriving.ids())
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step: notice what wrote to its tables since."""
@@ -163,7 +185,8 @@ class Tracker:
         with self._lock, _going_on(watch):
             watch.after_renorm(ids)
             if self._listeners:
-                self._tell(table, ids.detach().cpu().reshape(-1).contiguous().numpy())
+                is_here = devices.is_on_host(ids)
+                self._tell(table, _as_ids(ids) if is_here else arriving_ids(ids))
 
     def _owned_by(self, optimizer: torch.optim.Optimizer) -> Owned:
         """The tables among an optimizer's parameters."""
@@ -207,6 +230,7 @@ class Tracker:
 
     def _find_changes(self, cursor: Cursor) -> None:
         pending = self._pending[cursor]
+        self._tell_arrived(all_of_them=True)
         self._owned.clear()  # a table may have another parameter now
         for name, watch in self._watches.items():
             live_W = self._live[name]
@@ -246,6 +270,7 @@ class Tracker:
     def reset(self) -> None:
         """Forget every change, for every cursor: the tables were just loaded."""
         with self._lock:
+            self._arriving.clear()
             for watch in self._watches.values():
                 watch.reset()
             self._clear_live()
@@ -327,6 +352,11 @@ def _going_on(watch: TableWatch) -> Iterator[None]:
         yield
     except Exception as error:
         watch.note_failure(error)
+
+
+def _as_ids(ids: torch.Tensor) -> Ids:
+    ids_N: Ids = ids.detach().reshape(-1).contiguous().numpy()
+    return ids_N
 
 
 class _Marker:

@@ -23,10 +23,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from holdfast import devices
 from holdfast.checkpoint.tracking import rules
 from holdfast.checkpoint.tracking.evidence import MOST, SAVES_OBSERVED, Observations
 from holdfast.checkpoint.tracking.hashes import RowHashes
-from holdfast.checkpoint.tracking.marks import DeviceMarks, Ids, Words, all_rows, nonzero_rows
+from holdfast.checkpoint.tracking.marks import (
+    ArrivingIds,
+    DeviceMarks,
+    Ids,
+    Words,
+    all_rows,
+    arriving_ids,
+    arriving_nonzero,
+    nonzero_rows,
+)
 from holdfast.checkpoint.tracking.method import COMPARE, WHOLE, Happened, choose_method
 from holdfast.checkpoint.tracking.moments import Moments
 from holdfast.checkpoint.tracking.versions import VersionCounters
@@ -161,16 +171,22 @@ class TableWatch:
         self._mark_ids(ids.reshape(-1))
         self._versions.look()
 
-    def gradient_ids(self) -> Ids:
-        """The rows of the gradient as it is now, as often as it names them."""
+    def gradient_ids(self) -> Ids | ArrivingIds:
+        """The rows of the gradient as it is now, as often as it names them. Those of a table on a
+        device arrive later: a step does not wait for them."""
         gradient = self.table.parameter.grad
         if gradient is None:
             return np.empty(0, np.int64)
         if gradient.layout == torch.sparse_coo:
-            ids_N: Ids = gradient._indices()[0].cpu().contiguous().numpy()
+            ids = gradient._indices()[0]
+            if not devices.is_on_host(gradient):
+                return arriving_ids(ids)
+            ids_N: Ids = ids.contiguous().numpy()
             return ids_N
+        if not devices.is_on_host(gradient):
+            return arriving_nonzero(gradient.to_dense())
         words_W = bitmap.new(self.table.rows)
-        nonzero_rows(gradient.to_dense().cpu(), words_W)
+        nonzero_rows(gradient.to_dense(), words_W)
         return bitmap.ids(words_W, 0, self.table.rows)
 
     def _find_rule(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> rules.Rule:
@@ -192,7 +208,7 @@ class TableWatch:
             self._mark_ids(gradient._indices()[0])
         elif gradient.layout != torch.strided:
             self.mark_all()
-        elif gradient.device.type != "cpu":
+        elif not devices.is_on_host(gradient):
             self._device_marks(gradient.device).mark_nonzero(gradient)
         elif gradient.numel():
             if self._scratch_W is None:
@@ -201,15 +217,21 @@ class TableWatch:
             bitmap.union_into(self._fresh_W, self._scratch_W)
 
     def _mark_ids(self, ids: torch.Tensor) -> None:
-        if ids.device.type != "cpu":
+        if not devices.is_on_host(ids):
             self._device_marks(ids.device).mark_ids(ids)
         else:
             self.mark(ids.detach().contiguous().numpy())
 
     def _device_marks(self, device: torch.device) -> DeviceMarks:
-        if self._on_device is None:
+        if self._on_device is None or self._on_device.device != device:
+            self._collect()  # the table was moved to another device
             self._on_device = DeviceMarks(self.table.rows, device)
         return self._on_device
+
+    def _collect(self) -> None:
+        """Bring the marks on the device to the host."""
+        if self._on_device is not None:
+            bitmap.union_into(self._fresh_W, self._on_device.take())
 
     # At a save, while training stands still.
 
@@ -280,9 +302,8 @@ class TableWatch:
         self._unknown.clear()
 
     def _take_fresh(self) -> Words:
+        self._collect()
         fresh_W, self._fresh_W = self._fresh_W, bitmap.new(self.table.rows)
-        if self._on_device is not None:
-            bitmap.union_into(fresh_W, self._on_device.take())
         return fresh_W
 
     def _look_at_writes(self) -> None:
@@ -314,7 +335,7 @@ class TableWatch:
     def _is_shared(self) -> bool:
         """Whether other processes may write to the table."""
         weight = self.table.weight()
-        return self.table.has_parameter and weight.device.type == "cpu" and weight.is_shared()  # type: ignore[no-untyped-call]
+        return self.table.has_parameter and devices.is_on_host(weight) and weight.is_shared()  # type: ignore[no-untyped-call]
 
     def _wants_exact(self) -> bool:
         """Whether rows will be compared at the next save, as far as is known."""
@@ -386,14 +407,11 @@ class TableWatch:
 
     def scan(self, seen_W: Words) -> None:
         """Look for rows that differ unseen, in the next part; training may go on meanwhile."""
-        if self.hashes is None or self._is_distrusted or not self._is_on_host():
+        if self.hashes is None or self._is_distrusted:
             return
         candidates_K = self.hashes.scan(FULL_TURN_SAVES)
         is_seen = bitmap.is_set(seen_W, candidates_K)
         self._candidates_K = np.concatenate([self._candidates_K, candidates_K[~is_seen]])
-
-    def _is_on_host(self) -> bool:
-        return self.table.weight().device.type == "cpu"
 
     def begin_whole(self) -> None:
         """A save takes every row: its staged copies make all hashes known."""
