@@ -30,8 +30,6 @@ class DeviceRoom:
         self._device = device
         self._bytes_max = 0
         self._out = 0
-        self.peak = 0
-        """The most that was out at a time, since it was measured."""
         self._changed = threading.Condition()
 
     def host_buffer(self, size: int) -> Buffer:
@@ -44,7 +42,6 @@ class DeviceRoom:
         with self._changed:
             free = self._device.free_bytes() + self._out
             self._bytes_max = max(2 * BUFFER_BYTES, free // 2)
-            self.peak = self._out
 
     def reserve(self, size: int) -> None:
         """Wait until there is room; one copy is always granted."""
@@ -52,7 +49,6 @@ class DeviceRoom:
             while self._out and self._out + size > self._bytes_max:
                 self._changed.wait()
             self._out += size
-            self.peak = max(self.peak, self._out)
 
     def wait_for_others(self, size: int) -> None:
         """Wait until nothing is out but the caller's own ``size``."""

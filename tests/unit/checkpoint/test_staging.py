@@ -6,7 +6,13 @@ import threading
 
 import pytest
 
-from holdfast.checkpoint.staging import BUFFER_BYTES, StagingPool, default_bytes_max
+from holdfast.checkpoint.staging import (
+    BUFFER_BYTES,
+    Buffer,
+    StagingPool,
+    default_bytes_max,
+    ordinary,
+)
 
 
 def waiting_acquire(pool: StagingPool, size: int) -> tuple[threading.Thread, list[object]]:
@@ -78,3 +84,22 @@ def test_buffers_are_used_again_and_trimmed_to_what_the_next_may_need() -> None:
 def test_default_bound_is_positive_and_no_more_than_a_base_needs() -> None:
     assert default_bytes_max(0, tables=0) == 2 * BUFFER_BYTES
     assert default_bytes_max(1 << 60, tables=0) < 1 << 60
+
+
+def test_buffers_of_two_kinds_of_memory_are_kept_apart() -> None:
+    pool = StagingPool(8 * BUFFER_BYTES)
+    pool.begin(lambda: None)
+    made: list[int] = []
+
+    def pinned(size: int) -> Buffer:
+        made.append(size)
+        return ordinary(size)
+
+    first = pool.acquire(BUFFER_BYTES, pinned)
+    second = pool.acquire(BUFFER_BYTES)
+    addresses = first.ctypes.data, second.ctypes.data
+    pool.release(second)
+    pool.release(first)
+    assert pool.acquire(BUFFER_BYTES, pinned).ctypes.data == addresses[0]
+    assert pool.acquire(BUFFER_BYTES).ctypes.data == addresses[1]
+    assert made == [BUFFER_BYTES]

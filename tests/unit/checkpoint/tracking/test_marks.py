@@ -5,9 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from holdfast.checkpoint.tracking.marks import DeviceMarks, all_rows, nonzero_rows
+from holdfast.checkpoint.tracking.marks import (
+    DeviceMarks,
+    all_rows,
+    arriving_ids,
+    arriving_nonzero,
+    nonzero_rows,
+)
+from holdfast.checkpoint.tracking.watch import TableWatch
 from holdfast.kernels import bitmap
+from holdfast.tables import find_tables
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a GPU"))]  # fmt: skip
@@ -47,3 +56,39 @@ def test_rows_that_are_not_zero_are_found_in_any_type(dtype: torch.dtype, width:
 @pytest.mark.parametrize("rows", [1, 64, 65, 200])
 def test_all_rows_are_all_and_no_more(rows: int) -> None:
     assert bitmap.ids(all_rows(rows), 0, 1000).tolist() == list(range(rows))
+
+
+def test_marks_on_a_device_that_a_table_left_are_kept() -> None:
+    watch = TableWatch(find_tables(nn.Embedding(100, 4))[0], range(100))
+    watch._device_marks(torch.device("cpu:0")).mark_ids(torch.tensor([3, 70]))
+    watch._device_marks(torch.device("cpu")).mark_ids(torch.tensor([4]))
+    assert bitmap.ids(watch._take_fresh(), 0, 100).tolist() == [3, 4, 70]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str
+)
+@pytest.mark.parametrize("width", [1, 3, 16])
+def test_a_device_finds_the_same_rows_as_the_host(
+    dtype: torch.dtype, width: int, device: str
+) -> None:
+    rows = 130
+    values = torch.zeros(rows, width, dtype=dtype)
+    values[[0, 1, 64, 129], width - 1] = 1e-3
+    values[7, 0] = -0.0
+    expected = bitmap.new(rows)
+    nonzero_rows(values, expected)
+    marks = DeviceMarks(rows, torch.device(device))
+    marks.mark_nonzero(values.to(device))
+    assert (marks.take() == expected).all()
+    ids_N = arriving_nonzero(values.to(device)).ids()
+    assert ids_N.tolist() == bitmap.ids(expected, 0, rows).tolist() == [0, 1, 7, 64, 129]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_arriving_ids_are_those_of_when_they_were_asked_for(device: str) -> None:
+    ids = torch.tensor([[5, 2], [5, 9]], device=device)
+    arriving = arriving_ids(ids)
+    ids.zero_()
+    assert arriving.ids().tolist() == [5, 2, 5, 9]
