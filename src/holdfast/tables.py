@@ -42,7 +42,8 @@ from holdfast.placement import Placement
 from holdfast.schema import DTYPE_BYTES, Column, TableSchema
 from holdfast.tensors import as_array, as_tensor, dtype_name, is_column_dtype
 
-Mark = Callable[[np.ndarray], None]  # takes local rows that training has just changed
+# Takes local rows that training has just changed; a tensor where they are on a device.
+Mark = Callable[[np.ndarray | torch.Tensor], None]
 ADAPTERS: dict[str, str] = {"torchrec": "holdfast.torchrec"}
 """By package: the module whose ``claim(model, optimizers)`` returns what it ``Claimed`` and whose
 ``unwrap(optimizer)`` the torch optimizers inside one of the package's, or None if it is not one. It
@@ -52,8 +53,8 @@ is asked only where the package is loaded."""
 class Table:
     """What a process holds of one embedding table: a parameter and its optimizer's row state.
 
-    Adapters override ``weight``, ``state_tensors``, ``watch``, ``is_current``, ``scalars`` and
-    ``load_scalars``, and ``make_room`` where row state appears late.
+    Adapters override ``weight``, ``state_tensors``, ``watch``, ``settle``, ``is_current``,
+    ``scalars`` and ``load_scalars``, and ``make_room`` where row state appears late.
     """
 
     def __init__(
@@ -117,6 +118,10 @@ class Table:
         """How changes are heard of: called with ``mark``, answers with what ends it. None: by the
         gradient of its parameter (checkpoint/tracking/)."""
         return None
+
+    def settle(self) -> None:
+        """Have every change up to now marked, by tables that have a ``watch``: those that are told
+        by a device may still be on their way."""
 
     def follow(self, found: Table) -> None:
         """Take over what the model has now in the place of this table, of the same shape: another

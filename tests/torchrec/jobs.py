@@ -16,6 +16,7 @@ import holdfast as hf
 from holdfast.checkpoint.tracking import Tracker
 from holdfast.kernels import bitmap
 from holdfast.modelstate import ModelState
+from tests.gpu.pretend import PretendDevice, pretending
 from tests.torchrec.cases import EXAMPLE, Pieces
 from tests.torchrec.models import (
     Local,
@@ -34,8 +35,16 @@ def make_checkpointer(url: str, trainer: Trainer, **settings: Any) -> hf.Checkpo
     return hf.Checkpointer(url, model=trainer.model, optimizer=trainer.optimizers, **settings)
 
 
-def track(*, optimizer: str, layout: int, steps: int) -> dict[str, list[tuple[set[int], set[int]]]]:
-    """By stored table and step: the rows that were marked, and those that differ from before."""
+def track(
+    *, optimizer: str, layout: int, steps: int, is_away: bool = False
+) -> dict[str, list[tuple[set[int], set[int]]]]:
+    """By stored table and step: the rows that were marked, and those that differ from before.
+
+    ``is_away``: tables pretend to be on a device that is behind.
+    """
+    if is_away:
+        with pretending(PretendDevice(is_prompt=False)):
+            return track(optimizer=optimizer, layout=layout, steps=steps)
     trainer = Trainer(optimizer=optimizer, layout=layout)
     tables = ModelState(trainer.model, trainer.optimizers).tables
     tracker = Tracker(tables)
@@ -61,9 +70,18 @@ def track(*, optimizer: str, layout: int, steps: int) -> dict[str, list[tuple[se
 
 
 def save(
-    *, url: str, optimizer: str, layout: int, strategy: str, saves: tuple[int, ...]
+    *,
+    url: str,
+    optimizer: str,
+    layout: int,
+    strategy: str,
+    saves: tuple[int, ...],
+    is_away: bool = False,
 ) -> list[Pieces]:
     """Train, and save after these steps; what was held at each."""
+    if is_away:
+        with pretending(PretendDevice(is_prompt=False)):
+            return save(url=url, optimizer=optimizer, layout=layout, strategy=strategy, saves=saves)
     trainer = Trainer(optimizer=optimizer, layout=layout)
     held: list[Pieces] = []
     with make_checkpointer(url, trainer, strategy=strategy) as ck:

@@ -49,6 +49,19 @@ def test_any_sharding_restores_into_any_other(
     assert check_restored([pieces[which] for pieces in held], restored) > 7_000
 
 
+@pytest.mark.parametrize("optimizer", ["rowwise-adagrad", "sgd"])
+def test_tables_that_pretend_to_be_on_a_device_are_saved_as_they_are(
+    pool: Pool, tmp_path: Path, optimizer: str
+) -> None:
+    """The flow of GPUs: the restore is one into host memory."""
+    url = str(tmp_path / "run")
+    held = pool.run("save", ranks=2, url=url, optimizer=optimizer, layout=0,
+                    strategy="check-n-run", saves=SAVES, is_away=True)  # fmt: skip
+    for which, step in enumerate(SAVES):
+        restored = pool.run("restore", ranks=2, url=url, optimizer=optimizer, layout=1, step=step)
+        assert check_restored([pieces[which] for pieces in held], restored) > 7_000
+
+
 def test_a_model_that_is_not_sharded_restores_what_sharded_ones_saved(
     pool: Pool, saved: tuple[str, str, list[list[Pieces]]]
 ) -> None:

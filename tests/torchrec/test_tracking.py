@@ -10,12 +10,18 @@ from tests.torchrec.pool import Pool
 STEPS = 4
 
 
+@pytest.mark.parametrize("is_away", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("optimizer", ["rowwise-adagrad", "adagrad", "sgd"])
-def test_marked_rows_are_the_changed_ones(pool: Pool, optimizer: str, ranks: int) -> None:
-    """Bags with weights, empty ones and repeated ids; every sharding type in each collection."""
+def test_marked_rows_are_the_changed_ones(
+    pool: Pool, optimizer: str, ranks: int, is_away: bool
+) -> None:
+    """Bags with weights, empty ones and repeated ids; every sharding type in each collection;
+    tables in host memory, and such as pretend to be on a device."""
     layout = ranks + OPTIMIZERS.index(optimizer)
-    answers = pool.run("track", ranks=ranks, optimizer=optimizer, layout=layout, steps=STEPS)
+    answers = pool.run(
+        "track", ranks=ranks, optimizer=optimizer, layout=layout, steps=STEPS, is_away=is_away
+    )
     seen = 0
     for rank, found in enumerate(answers):
         for table, steps in found.items():

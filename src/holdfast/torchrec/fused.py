@@ -10,6 +10,8 @@ Invariants:
 - Rows are marked when the gradient of a lookup arrives, just before the kernel applies it: a lookup
   without a backward (evaluation) marks nothing.
 - Ids are those of the piece: TorchRec has made them local before they reach the kernel.
+- On a GPU no lookup waits: a copy of the ids stays there until the host knows where each feature's
+  begin, a few numbers that arrive behind training. Then the rows are marked, on the GPU.
 
 Not here: which kernels a model has (claim.py), tables that torch's optimizers train (dense.py).
 
@@ -18,7 +20,9 @@ Not here: which kernels a model has (claim.py), tables that torch's optimizers t
 
 from __future__ import annotations
 
+import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +34,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch.utils.hooks import RemovableHandle
 
+from holdfast import devices
 from holdfast.errors import InvalidRequestError
 from holdfast.pieces import Piece
 from holdfast.tables import Mark, Table
@@ -56,6 +61,9 @@ class Kernel:
         self._groups = groups
         self._marks: dict[int, Mark] = {}
         self._hook: RemovableHandle | None = None
+        # On a device: ids of lookups, and where each feature's begin, which is still to arrive.
+        self._lookups: deque[tuple[torch.Tensor, torch.Tensor, devices.Arrival]] = deque()
+        self._popping = threading.Lock()  # backward may run on a thread of its own
 
     def state_of(self, index: int) -> dict[str, torch.Tensor]:
         """The row state of the kernel's table ``index``, sharing memory.
@@ -104,13 +112,43 @@ class Kernel:
 
         return end
 
-    def note(self, ids_N: np.ndarray, bounds_F: np.ndarray) -> None:
+    def note(
+        self,
+        ids: torch.Tensor,
+        offsets: torch.Tensor,
+        batch_sizes: Sequence[Sequence[int]] | None = None,
+    ) -> None:
         """A backward is about to apply the gradients of these lookups."""
+        features = len(self.module.feature_table_map)
+        starts_F = bag_starts(len(offsets) - 1, features, batch_sizes)
+        if devices.is_on_host(ids):
+            self._mark(ids.numpy(), offsets.numpy()[starts_F])
+            return
+        bounds, arrival = devices.gather(offsets, starts_F).to_new_host()
+        # A copy: a pipeline may put the next batch in the same memory.
+        self._lookups.append((ids.clone(), bounds, arrival))
+        self.settle(is_waited=False)
+
+    def settle(self, *, is_waited: bool = True) -> None:
+        """Mark the rows of lookups whose bounds have arrived; ``is_waited``: of all."""
+        while True:
+            with self._popping:
+                if not self._lookups or not (is_waited or self._lookups[0][2].is_over()):
+                    return
+                ids, bounds, arrival = self._lookups.popleft()
+            arrival.wait()
+            self._mark(ids, bounds.numpy())
+
+    def _mark(self, ids: np.ndarray | torch.Tensor, bounds_F: np.ndarray) -> None:
         for feature, index in enumerate(self.module.feature_table_map):
             mark = self._marks.get(index)
-            here_N = ids_N[bounds_F[feature] : bounds_F[feature + 1]]
-            if mark is not None and len(here_N):
-                mark(looked_up(here_N, self.module.embedding_specs[index][0]))
+            here = ids[int(bounds_F[feature]) : int(bounds_F[feature + 1])]
+            if mark is not None and len(here):
+                rows = self.module.embedding_specs[index][0]
+                if isinstance(here, torch.Tensor):
+                    mark(looked_up_on_device(here, rows))
+                else:
+                    mark(looked_up(here, rows))
 
 
 class _Lookup:
@@ -134,13 +172,11 @@ class _Lookup:
         call = dict(zip(("indices", "offsets"), args, strict=False)) | given
         ids, offsets = call["indices"].detach(), call["offsets"].detach()
         sizes = call.get("batch_size_per_feature_per_rank")
-        features = len(module.feature_table_map)
 
         def arrived(gradient: torch.Tensor) -> None:
             kernel = self._kernel()
             if kernel is not None:
-                bounds_F = feature_bounds(offsets.cpu().numpy(), features, sizes)
-                kernel.note(ids.cpu().numpy(), bounds_F)
+                kernel.note(ids, offsets, sizes)
 
         output.register_hook(arrived)  # type: ignore[no-untyped-call]
 
@@ -149,25 +185,25 @@ def _nobody() -> None:
     return None
 
 
-def feature_bounds(
-    offsets: np.ndarray, features: int, batch_sizes: Sequence[Sequence[int]] | None = None
+def bag_starts(
+    bags: int, features: int, batch_sizes: Sequence[Sequence[int]] | None = None
 ) -> np.ndarray:
-    """Where the ids of each feature begin in a call, and where the last one's end.
+    """The first bag of each feature, and how many there are in all: the offsets of these bags are
+    where the ids of a feature begin.
 
-    ``offsets`` are those of bags, feature by feature; ``batch_sizes`` by feature and rank where
-    features have batches of their own.
+    Bags come feature by feature; ``batch_sizes`` by feature and rank where features have batches
+    of their own.
 
-    >>> feature_bounds(np.array([0, 2, 2, 5, 6]), 2)
-    array([0, 2, 6])
-    >>> feature_bounds(np.array([0, 2, 2, 5, 6]), 2, [[1, 0], [2, 1]])
-    array([0, 2, 6])
+    >>> bag_starts(4, 2)
+    array([0, 2, 4])
+    >>> bag_starts(4, 2, [[1, 0], [2, 1]])
+    array([0, 1, 4])
     """
     if batch_sizes is None:
-        bags = np.full(features, (len(offsets) - 1) // features)
+        sizes = np.full(features, bags // features)
     else:
-        bags = np.array([sum(sizes) for sizes in batch_sizes], np.int64)
-    found: np.ndarray = offsets[np.concatenate([[0], np.cumsum(bags)])]
-    return found
+        sizes = np.array([sum(sizes) for sizes in batch_sizes], np.int64)
+    return np.concatenate([[0], np.cumsum(sizes)])
 
 
 def looked_up(ids_N: np.ndarray, rows: int) -> np.ndarray:
@@ -180,6 +216,15 @@ def looked_up(ids_N: np.ndarray, rows: int) -> np.ndarray:
         return ids_N
     ids_N = ids_N[ids_N != -1]
     return np.where((ids_N >= 0) & (ids_N < rows), ids_N, 0)
+
+
+def looked_up_on_device(ids: torch.Tensor, rows: int) -> torch.Tensor:
+    """``looked_up`` without waiting for a device: -1 counts as row 0, too, which is a row more.
+
+    >>> looked_up_on_device(torch.tensor([1, 2, -1, 7]), 5)
+    tensor([1, 2, 0, 0])
+    """
+    return ids.where((ids >= 0) & (ids < rows), torch.zeros_like(ids))
 
 
 class FusedTable(Table):
@@ -205,6 +250,10 @@ class FusedTable(Table):
     def watch(self) -> Callable[[Mark], Callable[[], None]]:
         """Hear of the rows that a backward changes."""
         return lambda mark: self._kernel.watch(self._index, mark)
+
+    def settle(self) -> None:
+        """Have the rows of all lookups up to now marked."""
+        self._kernel.settle()
 
     def is_current(self) -> bool:
         """Whether the kernel still holds the same memory."""

@@ -109,11 +109,16 @@ class Tracker:
 
     # While training.
 
-    def mark(self, table: str, ids_N: Ids) -> None:
-        """Declare rows changed."""
+    def mark(self, table: str, ids: Ids | torch.Tensor) -> None:
+        """Declare rows changed; a tensor of ids may be on a device, and is not waited for."""
         with self._lock:
-            self._watches[table].mark(ids_N)
-            self._tell(table, ids_N)
+            if isinstance(ids, np.ndarray):
+                self._watches[table].mark(ids)
+                self._tell(table, ids)
+                return
+            self._watches[table].mark_tensor(ids)
+            if self._listeners:
+                self._tell(table, arriving_ids(ids))
 
     def mark_all(self) -> None:
         """Declare every row of every table changed."""
@@ -230,7 +235,7 @@ class Tracker:
 
     def _find_changes(self, cursor: Cursor) -> None:
         pending = self._pending[cursor]
-        self._tell_arrived(all_of_them=True)
+        self._settle()
         self._owned.clear()  # a table may have another parameter now
         for name, watch in self._watches.items():
             live_W = self._live[name]
@@ -242,6 +247,13 @@ class Tracker:
             if self._listeners and watch.without_gradient_W is not None:
                 # They changed, so they must be able to become hot.
                 self._tell(name, bitmap.ids(watch.without_gradient_W, 0, watch.table.rows))
+
+    def _settle(self) -> None:
+        """Wait for what devices have not told yet."""
+        for watch in self._watches.values():
+            with _going_on(watch):
+                watch.table.settle()
+        self._tell_arrived(all_of_them=True)
 
     def begin_whole(self, table: str) -> None:
         """The next save takes every row of a table."""
@@ -270,7 +282,7 @@ class Tracker:
     def reset(self) -> None:
         """Forget every change, for every cursor: the tables were just loaded."""
         with self._lock:
-            self._arriving.clear()
+            self._settle()
             for watch in self._watches.values():
                 watch.reset()
             self._clear_live()
@@ -366,11 +378,11 @@ class _Marker:
         self._tracker = weakref.ref(tracker)
         self._table = table
 
-    def mark(self, ids_N: Ids) -> None:
+    def mark(self, ids: Ids | torch.Tensor) -> None:
         """Rows that the library has just changed."""
         tracker = self._tracker()
         if tracker is not None:
-            tracker.mark(self._table, ids_N)
+            tracker.mark(self._table, ids)
 
 
 def _nothing() -> None:

@@ -162,13 +162,20 @@ class TableWatch:
         """These rows changed."""
         bitmap.mark(self._fresh_W, ids_N, self.table.rows)
 
+    def mark_tensor(self, ids: torch.Tensor) -> None:
+        """These rows changed; ids on a device are not waited for."""
+        if devices.is_on_host(ids):
+            self.mark(ids.detach().contiguous().numpy())
+        else:
+            self._device_marks(ids.device).mark_ids(ids)
+
     def mark_all(self) -> None:
         """Every row may have changed."""
         self._moved.add(rules.ALL)
 
     def after_renorm(self, ids: torch.Tensor) -> None:
         """A lookup with ``max_norm`` has rewritten these rows."""
-        self._mark_ids(ids.reshape(-1))
+        self.mark_tensor(ids.reshape(-1))
         self._versions.look()
 
     def gradient_ids(self) -> Ids | ArrivingIds:
@@ -205,7 +212,7 @@ class TableWatch:
 
     def _mark_gradient(self, gradient: torch.Tensor) -> None:
         if gradient.layout == torch.sparse_coo:
-            self._mark_ids(gradient._indices()[0])
+            self.mark_tensor(gradient._indices()[0])
         elif gradient.layout != torch.strided:
             self.mark_all()
         elif not devices.is_on_host(gradient):
@@ -215,12 +222,6 @@ class TableWatch:
                 self._scratch_W = bitmap.new(self.table.rows)
             nonzero_rows(gradient, self._scratch_W)
             bitmap.union_into(self._fresh_W, self._scratch_W)
-
-    def _mark_ids(self, ids: torch.Tensor) -> None:
-        if not devices.is_on_host(ids):
-            self._device_marks(ids.device).mark_ids(ids)
-        else:
-            self.mark(ids.detach().contiguous().numpy())
 
     def _device_marks(self, device: torch.device) -> DeviceMarks:
         if self._on_device is None or self._on_device.device != device:
