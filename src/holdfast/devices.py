@@ -163,7 +163,11 @@ class CudaDevice(BlockingDevice):
 
 def _join(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     flat = [tensor.detach().reshape(-1) for tensor in tensors]
-    return torch.cat(flat) if len(flat) > 1 else flat[0].clone()
+    if len(flat) == 1:
+        return flat[0].clone(memory_format=torch.contiguous_format)
+    # As bytes: not every type of number can be concatenated on every device.
+    parts = [part.contiguous().view(torch.uint8) for part in flat]
+    return torch.cat(parts).view(flat[0].dtype)
 
 
 Make = Callable[[torch.device], Device]
@@ -250,10 +254,11 @@ def gather(column: torch.Tensor, ids_N: npt.NDArray[np.int64]) -> DeviceCopy:
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor in host memory: itself if it is there, else a copy. Waits for the device."""
+    """A tensor in host memory: itself if it is there, else a copy. Waits for the device.
+
+    Takes no memory of the device, however large the tensor is.
+    """
     tensor = tensor.detach()
     if is_on_host(tensor):
         return tensor
-    copy, arrival = join([tensor]).to_new_host()
-    arrival.wait()
-    return copy.view(tensor.shape)
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -75,7 +76,7 @@ class PretendDevice:
 
     def join(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """A flat copy, hidden until it is ready."""
-        return self._hidden(torch.cat([tensor.detach().reshape(-1) for tensor in tensors]))
+        return self._hidden(devices.BlockingDevice(tensors[0].device).join(tensors))
 
     def gather(self, column: torch.Tensor, ids_N: np.ndarray) -> torch.Tensor:
         """A copy of some rows, hidden until it is ready."""
@@ -157,7 +158,11 @@ def no_waiting(device: str) -> Iterator[None]:
         finally:
             torch.cuda.set_sync_debug_mode(before)
         return
-    with _NoWaiting():
+
+    def refuse(tensor: torch.Tensor) -> torch.Tensor:
+        raise Synchronised("to_host waits for the device")
+
+    with _NoWaiting(), mock.patch.object(devices, "to_host", refuse):
         yield
 
 

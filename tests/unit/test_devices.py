@@ -14,6 +14,8 @@ from holdfast import devices
 from holdfast.devices import BlockingDevice, CudaDevice
 
 CPU = torch.device("cpu")
+DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.float8_e4m3fn,
+          torch.complex64]  # fmt: skip
 
 
 def test_host_memory_has_no_device_unless_it_is_registered() -> None:
@@ -45,14 +47,19 @@ def test_a_tensor_on_the_host_is_not_copied() -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 5), (0, 4)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_tensors_of_any_shape_arrive_as_they_were(
     shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     tensor = torch.randn(shape).to(dtype)
     with devices.registered("cpu", BlockingDevice):
         found = devices.to_host(tensor)
-    assert found.shape == tensor.shape and found.dtype == dtype and torch.equal(found, tensor)
+        twice, arrival = devices.join([tensor, tensor]).to_new_host()
+    arrival.wait()
+    assert found.shape == tensor.shape
+    for copy in (found, *twice.split([tensor.numel()] * 2)):
+        assert copy.dtype == dtype
+        assert copy.reshape(-1).view(torch.uint8).equal(tensor.reshape(-1).view(torch.uint8))
 
 
 def test_a_copy_is_not_what_is_written_later() -> None:

@@ -42,7 +42,7 @@ ALLOWED = {
         "tensors",
     },
     "modelstate": {"errors", "names", "pieces", "schema", "tables", "tensors"},
-    "torchrec": {"errors", "names", "pieces", "tables"},
+    "torchrec": {"devices", "errors", "names", "pieces", "tables"},
 }
 for upper in ("checkpoint", "interchange", "lightning", "cluster", "recsys", "report", "bench"):
     ALLOWED[upper] = set(ALLOWED)

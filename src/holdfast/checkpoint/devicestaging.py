@@ -31,6 +31,7 @@ class DeviceRoom:
         self._bytes_max = 0
         self._out = 0
         self._changed = threading.Condition()
+        self.measure()
 
     def host_buffer(self, size: int) -> Buffer:
         """A new buffer of memory that the device copies to by itself."""

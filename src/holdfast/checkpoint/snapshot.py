@@ -99,8 +99,10 @@ def take_dense(
     pls: Mapping[str, Any] | None = None,
     is_follower: bool = False,
 ) -> DenseState:
-    """Copy everything that is not a row: dense state, RNG state, reader and other extras, and what
-    is known of lost samples. A follower leaves out what is the same on every rank."""
+    """Begin a snapshot: copy everything that is not a row, which is dense state, RNG state, reader
+    and other extras, and what is known of lost samples. A follower leaves out what is the same on
+    every rank."""
+    bench.measure()
     collected = {
         **({} if pls is None else {"pls": dict(pls)}),
         **({} if is_follower else state.dense()),

@@ -32,11 +32,16 @@ class Workbench:
         # One part more than can be encoded at a time: none of the threads waits for storage.
         self.parts_max = threads + 1
 
+    def measure(self) -> None:
+        """A snapshot begins: see how much memory its copies may take on devices."""
+        for room in self._rooms.values():
+            room.measure()
+
     def room(self, device: Device) -> DeviceRoom:
-        """The memory for copies on a device, as much as is free now."""
-        room = self._rooms.setdefault(device, DeviceRoom(device))
-        room.measure()
-        return room
+        """The memory for copies on a device."""
+        if device not in self._rooms:
+            self._rooms[device] = DeviceRoom(device)
+        return self._rooms[device]
 
     def close(self) -> None:
         """End the threads, once they have nothing more to do."""
