@@ -90,20 +90,29 @@ def test_a_restored_run_goes_on_as_if_it_had_not_ended(
             ck.step()
             if step in (2, 5):
                 ck.save().durable()
+                saved = whole.rows(), whole.network()
     again = Training(place, sparse=is_sparse(kind), kind=kind)
     again.spoil()
     with begin(tmp_path / "run", again) as ck:
         assert ck.resume() == 5
+        assert again.model.users.weight.device.type == place
+        assert as_bytes(again.rows()) == as_bytes(saved[0])
+        assert as_bytes({"": again.network()}) == as_bytes({"": saved[1]})
         for step in range(6, 9):
             again.step(step)
             ck.step()
         ck.save().durable()
-    assert again.model.users.weight.device.type == place
+    check_rows(hf.open(tmp_path / "run"), 8, again.rows())
     for name, columns in whole.rows().items():
         for key, column in columns.items():
-            assert again.rows()[name][key].tobytes() == column.tobytes(), (name, key)
-    check_rows(hf.open(tmp_path / "run"), 8, whole.rows())
-    check_network(hf.open(tmp_path / "run"), 8, whole.network())
+            if place == "cpu":
+                assert again.rows()[name][key].tobytes() == column.tobytes(), (name, key)
+            else:  # its sums may come in another order
+                np.testing.assert_allclose(again.rows()[name][key], column, rtol=1e-4, atol=1e-6)
+
+
+def as_bytes(arrays: dict[str, dict[str, np.ndarray]]) -> dict[tuple[str, str], bytes]:
+    return {(name, key): a.tobytes() for name, found in arrays.items() for key, a in found.items()}
 
 
 def test_a_run_moves_between_host_and_device(place: str, tmp_path: Path) -> None:
@@ -204,12 +213,12 @@ def test_marking_never_waits_for_the_device(place: str, kind: str, is_heard: boo
             tracker.before_step(training.tables)
             tracker.after_step(training.tables)
     (cursor,) = tracker._pending
-    tracker.catch_up(cursor)
+    notices = tracker.catch_up(cursor)
+    assert not [notice for notice in notices if "failed" in notice.reason]
     for name, words_W in cursor.peek().items():
         assert marked[name] <= set(bitmap.ids(words_W, 0, 64 * len(words_W)).tolist())
     for name, ids in heard.items():
         assert ids[: len(expected[name])] == expected[name]
-    assert not [n for w in tracker._watches.values() for n in w.notices if "failed" in n.reason]
     tracker.close()
 
 
@@ -238,7 +247,8 @@ def test_a_lookup_with_max_norm_never_waits_for_the_device(place: str) -> None:
     with no_waiting(place):
         tracker._before_renorm(table.name)
         tracker._after_renorm(table.name, ids)
-    tracker.catch_up(cursor)
+    notices = tracker.catch_up(cursor)
+    assert not [notice for notice in notices if "failed" in notice.reason]
     assert {4, 7, 8, 9, 250} <= set(bitmap.ids(cursor.peek()[table.name], 0, 300).tolist())
     assert heard[:6] == [4, 250, 4, 7, 8, 9]
     tracker.close()

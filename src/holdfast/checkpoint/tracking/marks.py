@@ -78,7 +78,8 @@ def _is_nonzero(values: torch.Tensor) -> torch.Tensor:
 
 def _pack(is_marked: torch.Tensor) -> torch.Tensor:
     """Booleans, a multiple of 64, as the bytes of a bitmap; no waiting."""
-    weights = 2 ** torch.arange(8, dtype=torch.uint8, device=is_marked.device)
+    places = torch.arange(8, dtype=torch.uint8, device=is_marked.device)
+    weights = torch.ones_like(places).bitwise_left_shift(places)
     return (is_marked.view(-1, 8) * weights).sum(1, dtype=torch.uint8)
 
 

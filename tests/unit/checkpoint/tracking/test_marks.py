@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -60,8 +62,11 @@ def test_all_rows_are_all_and_no_more(rows: int) -> None:
 
 def test_marks_on_a_device_that_a_table_left_are_kept() -> None:
     watch = TableWatch(find_tables(nn.Embedding(100, 4))[0], range(100))
-    watch._device_marks(torch.device("cpu:0")).mark_ids(torch.tensor([3, 70]))
-    watch._device_marks(torch.device("cpu")).mark_ids(torch.tensor([4]))
+    here, elsewhere = torch.device("cpu"), torch.device("cuda:7")
+    watch._device_marks(here).mark_ids(torch.tensor([3, 70]))
+    with mock.patch.object(DeviceMarks, "device", elsewhere):  # it was there until now
+        marks = watch._device_marks(here)
+    marks.mark_ids(torch.tensor([4]))
     assert bitmap.ids(watch._take_fresh(), 0, 100).tolist() == [3, 4, 70]
 
 
