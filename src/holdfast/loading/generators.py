@@ -115,7 +115,8 @@ def rng_state(*, has_cuda: bool = True) -> dict[str, Any]:
         "numpy": np.random.get_state(),
         "python": random.getstate(),
     }
-    if has_cuda and torch.cuda.is_available():
+    # Else nothing has drawn from them, and asking would start every GPU.
+    if has_cuda and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
 
@@ -127,7 +128,8 @@ def load_rng_state(state: Mapping[str, Any]) -> None:
         np.random.set_state(state["numpy"])
         random.setstate(state["python"])
         if "cuda" in state and torch.cuda.is_available():
-            torch.cuda.set_rng_state_all(state["cuda"])
+            # Of as many GPUs as there were, or are.
+            torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
     except (TypeError, ValueError, RuntimeError, KeyError) as error:
         raise InvalidRequestError(
             "the checkpoint's random state does not fit this version of torch or NumPy"
