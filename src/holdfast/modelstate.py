@@ -155,7 +155,7 @@ def _keep_dtypes(optimizer: torch.optim.Optimizer, state: Mapping[int, Mapping[s
 def _kinds_of(tables: Mapping[str, Table]) -> dict[str, tuple[Any, ...]]:
     """What a table must keep to be the same one, by name."""
     return {
-        name: (tuple(table.parameter.shape), table.parameter.dtype)
+        name: (table.rows, table.width, table.parameter.dtype)  # as of when it was found
         for name, table in tables.items()
     }
 
