@@ -149,7 +149,7 @@ class Changed:
                 self._chooser.saved(None)
             if self.has_deltas:
                 for table in tables:
-                    self._tracker.begin_whole(table.name)
+                    self._tracker.begin_save(table.name, is_whole=True)
             return [
                 Selection(t.rows, placement=self._placement, within=self._shares.get(t.name))
                 for t in tables
@@ -163,8 +163,8 @@ class Changed:
             marks = self._since_base.joined(marks)
         for table in tables:
             rows = len(self._shares.get(table.name, range(table.rows)))
-            if bitmap.count(marks[table.name]) == rows:
-                self._tracker.begin_whole(table.name)
+            is_whole = bitmap.count(marks[table.name]) == rows
+            self._tracker.begin_save(table.name, is_whole=bool(is_whole))
         return [Selection(t.rows, marks[t.name], self._placement) for t in tables]
 
     def _own(self, marks: Marks) -> Marks:
@@ -211,7 +211,8 @@ class Changed:
         if self.has_deltas:
             part = staged.part
             ids_N = range(part.start, part.stop) if part.ids_N is None else part.ids_N
-            self._tracker.learn(staged.schema.name, ids_N, staged.columns)
+            names = [column.name for column in staged.schema.columns]
+            self._tracker.learn(staged.schema.name, ids_N, names, staged.columns)
 
     def scan(self) -> None:
         """After a save, in the background: check a part of the rows for changes nobody saw."""

@@ -84,29 +84,32 @@ class RowHashes:
 
     def end_save(self, *, is_committed: bool) -> None:
         """The save is over that ``begin_whole`` was for."""
-        if self._to_learn and not is_committed:
-            self.forget()  # some rows were staged, nobody knows which
+        if self._to_learn:
+            self.forget()  # some rows were learned, nobody knows which
 
     def shorten(self) -> None:
         """Keep half of each hash: from now on they only guard."""
         if self._values is not None and self.is_exact:
             self._values = self._values.astype(np.uint32)
 
-    def learn(self, ids_N: Ids | range, columns: Sequence[np.ndarray]) -> None:
-        """These rows were staged with these values, every column of the table."""
-        if self._values is None or not (self.is_known or self._to_learn):
+    def learn(
+        self, ids_N: Ids | range, names: Sequence[str], columns: Sequence[np.ndarray]
+    ) -> None:
+        """These rows were staged with these values, by the names of their columns.
+
+        Training may go on meanwhile, and give the table other columns.
+        """
+        values = self._values
+        if values is None or not (self.is_known or self._to_learn):
             return
-        names = self._column_names()
-        if len(columns) != len(names):
-            self.forget()  # some columns are only other ranks': these rows look different here
-            return
-        self._columns = names
-        hashes_N = self._hash_staged(columns)
+        # With columns that only other ranks have, these rows are never comparable here.
+        self._columns = tuple(names)
+        hashes_N = self._hash_staged(columns).astype(values.dtype)
         if isinstance(ids_N, range):
             begin = ids_N.start - self.span.start
-            self._values[begin : begin + len(ids_N)] = hashes_N.astype(self._values.dtype)
+            values[begin : begin + len(ids_N)] = hashes_N
         else:
-            self._values[ids_N - self.span.start] = hashes_N.astype(self._values.dtype)
+            values[ids_N - self.span.start] = hashes_N
         with self._counting:
             if self._to_learn:
                 self._to_learn = max(0, self._to_learn - len(ids_N))

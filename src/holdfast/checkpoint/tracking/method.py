@@ -32,8 +32,13 @@ class Happened:
     """Rows have changed before and nothing told."""
     is_shared: bool = False
     """It is in memory that other processes share."""
+    is_overlapped: bool = False
+    """Another table has some of its memory."""
+    is_settling: bool = False
+    """The first dense steps since something else wrote: they may move rows without a gradient,
+    once (a row whose state is NaN, numbers so small that a step makes them zero)."""
     is_idle: bool = False
-    """No optimizer has moved it yet, and it was not compared often enough to say it stays."""
+    """No optimizer has moved it yet, and nothing says that it stays."""
     is_compared: bool = False
     """The user asked to compare rows at every save."""
     has_hashes: bool = True
@@ -48,6 +53,8 @@ class Method:
     name: str
     reason: str
     todo: str = ""
+    is_told: bool = True
+    """Whether it is worth telling: not what happens once, or to all."""
 
 
 def choose_method(happened: Happened) -> Method:
@@ -73,11 +80,14 @@ def choose_method(happened: Happened) -> Method:
         if happened.is_mostly_changed:
             return Method(WHOLE, f"{doubt}, and most rows change between two saves")
         return Method(COMPARE, doubt)
+    if happened.is_settling:
+        reason = "the first steps since something else wrote: rows are compared once"
+        return Method(COMPARE, reason, is_told=False)
     if rules.TRAINED in happened.moved:
         if rule is None or is_observed:
             return Method(rules.TRAINED, "its optimizer was seen to move rows without a gradient")
         return Method(rules.TRAINED, rule.reason, rule.todo)
-    return Method(rules.GRADIENT, "" if rule is None else rule.reason)
+    return Method(rules.GRADIENT, "" if rule is None else rule.reason, is_told=False)
 
 
 def _doubt(happened: Happened) -> str:
@@ -90,6 +100,8 @@ def _doubt(happened: Happened) -> str:
         return "something other than its optimizer wrote to the table"
     if happened.is_shared:
         return "the table is in shared memory: other processes may write to it"
+    if happened.is_overlapped:
+        return "another table has the same memory"
     if happened.is_compared:
         return "the user asked to compare rows"
-    return "no optimizer moves it: rows are compared over the first saves" * happened.is_idle
+    return "no optimizer moves it, as far as is seen: rows are compared" * happened.is_idle

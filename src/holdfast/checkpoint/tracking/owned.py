@@ -28,13 +28,13 @@ class Owned:
             if id(parameter) in by_id
         ]
         strange = {
-            _memory_of(parameter)
+            memory_of(parameter)
             for parameters, _ in self._parameters
             for parameter in parameters
             if id(parameter) not in by_id
         }
         self.overlapped = [
-            watch for watch in watches if _memory_of(watch.table.parameter) in strange - {0}
+            watch for watch in watches if memory_of(watch.table.parameter) in strange - {0}
         ]
         """Tables whose memory other parameters of the optimizer share: it writes there unseen."""
 
@@ -51,7 +51,14 @@ class Owned:
         )
 
 
-def _memory_of(parameter: torch.Tensor) -> int:
+def find_overlaps(watches: Sequence[TableWatch]) -> None:
+    """Note which tables share memory: a write to one of them is one to the others."""
+    memories = [memory_of(watch.table.parameter) for watch in watches]
+    for watch, memory in zip(watches, memories, strict=True):
+        watch.is_overlapped = memory != 0 and memories.count(memory) > 1
+
+
+def memory_of(parameter: torch.Tensor) -> int:
     """The address of a tensor's storage; 0 where it has none."""
     try:
         return parameter.untyped_storage().data_ptr()

@@ -17,9 +17,10 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,12 @@ class Rule:
     moves: str
     reason: str
     todo: str = ""
+    writes: int = 1
+    """How often a step writes to a weight; what torch counts beyond that is no optimizer's."""
 
 
-_HALF_ZERO = 2.0**-25  # half of the smallest float16: rounded to 0
+# Half of the smallest number of each type, by its bytes: what is not above it is rounded to 0.
+_ROUNDED_TO_ZERO = {"float16": 2.0**-25, "bfloat16": 2.0**-134, "float32": 2.0**-150}
 _LAZY_TODO = "use Adagrad, SGD without momentum or SparseAdam for the tables to save fewer rows"
 
 
@@ -53,8 +57,8 @@ def _gradient_only(kind: str) -> Callable[[Mapping[str, Any]], Rule]:
     return lambda group: Rule(GRADIENT, f"{kind} moves rows with a gradient")
 
 
-def _with_moments(kind: str) -> Callable[[Mapping[str, Any]], Rule]:
-    return lambda group: _moments(kind)
+def _with_moments(kind: str, *, writes: int = 1) -> Callable[[Mapping[str, Any]], Rule]:
+    return lambda group: replace(_moments(kind), writes=writes)
 
 
 # By qualified name: TorchRec need not be installed, and torch.optim not be imported.
@@ -65,7 +69,7 @@ _KNOWN: dict[str, Callable[[Mapping[str, Any]], Rule]] = {
     "torchrec.optim.rowwise_adagrad.RowWiseAdagrad": _gradient_only("RowWiseAdagrad"),
     "torch.optim.adam.Adam": _with_moments("Adam"),
     "torch.optim.adamw.AdamW": _with_moments("AdamW"),
-    "torch.optim.nadam.NAdam": _with_moments("NAdam"),
+    "torch.optim.nadam.NAdam": _with_moments("NAdam", writes=2),
     "torch.optim.radam.RAdam": _with_moments("RAdam"),
     "torch.optim.rmsprop.RMSprop": _with_moments("RMSprop"),
     "torch.optim.adadelta.Adadelta": _with_moments("Adadelta"),
@@ -113,7 +117,9 @@ def _library(module: str) -> str:
 def rule_key(optimizer: object, group: Mapping[str, Any]) -> tuple[Any, ...]:
     """What a rule depends on; equal keys have equal rules."""
     is_set = tuple(bool(group.get(name)) for name in ("momentum", "weight_decay", "maximize"))
-    return (*_step_key(optimizer), is_set, _is_zero_eps(group), _is_zero_eps(group, is_half=True))
+    eps = group.get("eps")
+    eps = eps if isinstance(eps, int | float) else None
+    return (*_step_key(optimizer), is_set, eps, _is_odd_rate(group))
 
 
 def settings_key(optimizer: object, group: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -142,19 +148,32 @@ def _kind_of(value: object) -> object:
     return bool(value) if isinstance(value, int | float) else type(value).__qualname__
 
 
-def _is_zero_eps(group: Mapping[str, Any], *, is_half: bool = False) -> bool:
-    """Whether eps is 0 as the optimizer adds it: float16 rounds what is tiny to 0."""
+def _is_zero_eps(group: Mapping[str, Any], dtype: str) -> bool:
+    """Whether eps is 0 as the optimizer adds it: what is tiny is rounded to 0."""
     eps = group.get("eps", 1)
-    return isinstance(eps, int | float) and eps <= (_HALF_ZERO if is_half else 0)
+    return isinstance(eps, int | float) and eps <= _ROUNDED_TO_ZERO.get(dtype, 0)
+
+
+def _is_odd_rate(group: Mapping[str, Any]) -> bool:
+    """Whether the rate times a gradient of zero may be something else than -0.0."""
+    rate = group.get("lr", 0.0)
+    device = getattr(rate, "device", None)
+    if device is not None:  # a tensor; asking one on a GPU would wait for it
+        return bool(device.type == "cpu" and not 0 <= rate.item() < math.inf)
+    return isinstance(rate, int | float) and not 0 <= rate < math.inf
 
 
 def rule_of(
-    optimizer: object, group: Mapping[str, Any], *, is_half: bool = False, is_sparse: bool = False
+    optimizer: object,
+    group: Mapping[str, Any],
+    *,
+    dtype: str = "float32",
+    is_sparse: bool = False,
 ) -> Rule:
     """Which rows a step of this optimizer moves, of parameters in this group.
 
-    ``is_half``: a table of float16. ``is_sparse``: its gradients are sparse, and the optimizers
-    known here divide nothing in other rows.
+    ``dtype``: what the table's numbers are. ``is_sparse``: its gradients are sparse, and the
+    optimizers known here compute nothing for other rows.
 
     >>> class Mine: pass
     >>> rule_of(Mine(), {}).moves
@@ -178,7 +197,11 @@ def rule_of(
     if group.get("maximize", False):
         # It negates gradients, and 0.0 becomes -0.0: a weight of -0.0 changes its sign.
         return Rule(UNKNOWN, f"{kind.__qualname__} with maximize: rows are compared")
-    if not is_sparse and _is_zero_eps(group, is_half=is_half):
+    if not is_sparse and _is_odd_rate(group):
+        return Rule(
+            UNKNOWN, f"{kind.__qualname__} has a rate below 0, or infinite: rows are compared"
+        )
+    if not is_sparse and _is_zero_eps(group, dtype):
         return Rule(
             ALL,
             f"{kind.__qualname__} with eps=0 divides zero by zero in rows without a gradient",

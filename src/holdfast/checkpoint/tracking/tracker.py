@@ -24,13 +24,10 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
-from holdfast import devices
 from holdfast.checkpoint.tracking import rules, steps
 from holdfast.checkpoint.tracking.marks import (
     ArrivingIds,
@@ -41,7 +38,7 @@ from holdfast.checkpoint.tracking.marks import (
     arriving_ids,
     union,
 )
-from holdfast.checkpoint.tracking.owned import Owned
+from holdfast.checkpoint.tracking.owned import Owned, find_overlaps
 from holdfast.checkpoint.tracking.watch import Notice, TableWatch
 from holdfast.errors import InvalidRequestError
 from holdfast.kernels import bitmap
@@ -87,8 +84,9 @@ class Tracker:
         self._lock = threading.RLock()
         self._listeners: list[Hear] = []
         self._arriving: deque[tuple[str, ArrivingIds]] = deque()
-        self._owned: weakref.WeakKeyDictionary[torch.optim.Optimizer, Owned]
-        self._owned = weakref.WeakKeyDictionary()
+        # By identity: an optimizer may compare by value, and have no hash.
+        self._owned: dict[int, tuple[weakref.ref[torch.optim.Optimizer], Owned]] = {}
+        self._is_flushing = _is_flushing()
         self._ends: list[Callable[[], None]] = []
         if self._tables:
             self._watch_tables()
@@ -98,12 +96,6 @@ class Tracker:
             table = watch.table
             if table.watch is not None:  # its library tells which rows it changes
                 self._ends.append(table.watch(_Marker(self, table.name).mark))
-            for module in table.modules:
-                if getattr(module, "max_norm", None) is not None:
-                    renorm = _Renorm(weakref.ref(self), table.name)
-                    before = module.register_forward_pre_hook(renorm.before)
-                    after = module.register_forward_hook(renorm.after, with_kwargs=True)
-                    self._ends += [before.remove, after.remove]
         # Of every optimizer in the process: one that was not given moves tables just the same.
         steps.add_listener(self)
 
@@ -149,21 +141,21 @@ class Tracker:
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step: notice what wrote to its tables since."""
-        with self._lock:
+        with self._lock, _going_on(*self._stepped_by_torch()):
             for watch, _ in self._owned_by(optimizer).tables:
                 with _going_on(watch):
                     watch.before_step()
 
     def after_closure(self, optimizer: torch.optim.Optimizer) -> None:
         """Training code has run inside a step: notice what it wrote."""
-        with self._lock:
+        with self._lock, _going_on(*self._stepped_by_torch()):
             for watch, group in self._owned_by(optimizer).tables:
                 with _going_on(watch):
                     watch.after_closure(optimizer, group)
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped: mark the rows it moved."""
-        with self._lock:
+        with self._lock, _going_on(*self._stepped_by_torch()):
             owned = self._owned_by(optimizer)
             for watch, group in owned.tables:
                 with _going_on(watch):
@@ -176,33 +168,25 @@ class Tracker:
     def after_compiled_steps(self) -> None:
         """Optimizers have stepped inside compiled code, which does not say what it moves."""
         with self._lock:
-            for watch in self._watches.values():
-                if watch.table.has_parameter and watch.table.watch is None:
-                    watch.note_foreign_write()
+            for watch in self._stepped_by_torch():
+                watch.note_foreign_write()
 
-    def _before_renorm(self, table: str) -> None:
-        watch = self._watches[table]
-        with self._lock, _going_on(watch):
-            watch.note_writes()
-
-    def _after_renorm(self, table: str, ids: torch.Tensor) -> None:
-        watch = self._watches[table]
-        with self._lock, _going_on(watch):
-            watch.after_renorm(ids)
-            if self._listeners:
-                is_here = devices.is_on_host(ids)
-                self._tell(table, _as_ids(ids) if is_here else arriving_ids(ids))
+    def _stepped_by_torch(self) -> list[TableWatch]:
+        """The tables that torch's optimizers move, and not a library of their own."""
+        return [
+            watch
+            for watch in self._watches.values()
+            if watch.table.has_parameter and watch.table.watch is None
+        ]
 
     def _owned_by(self, optimizer: torch.optim.Optimizer) -> Owned:
         """The tables among an optimizer's parameters."""
-        owned = self._owned.get(optimizer)
+        known, owned = self._owned.get(id(optimizer), (None, None))
+        if known is None or owned is None or known() is not optimizer:
+            owned = None
         if owned is None or not owned.is_current(optimizer):
-            watches = [
-                watch
-                for watch in self._watches.values()
-                if watch.table.has_parameter and watch.table.watch is None
-            ]
-            owned = self._owned[optimizer] = Owned(optimizer, watches)
+            owned = Owned(optimizer, self._stepped_by_torch())
+            self._owned[id(optimizer)] = (weakref.ref(optimizer), owned)
             for watch, _ in owned.tables:
                 watch.note_optimizer(optimizer)
         return owned
@@ -227,6 +211,7 @@ class Tracker:
         notices: list[Notice] = []
         steps.tell_compiled_steps()
         with self._lock:
+            self._note_flushing()
             self._find_changes(cursor)
             for watch in self._watches.values():
                 notices += watch.notices
@@ -237,6 +222,7 @@ class Tracker:
         pending = self._pending[cursor]
         self._settle()
         self._owned.clear()  # a table may have another parameter now
+        find_overlaps(self._stepped_by_torch())
         for name, watch in self._watches.items():
             live_W = self._live[name]
             seen_W = live_W | pending[name] if name in pending else live_W
@@ -255,15 +241,36 @@ class Tracker:
                 watch.table.settle()
         self._tell_arrived(all_of_them=True)
 
-    def begin_whole(self, table: str) -> None:
-        """The next save takes every row of a table."""
-        self._watches[table].begin_whole()
+    def _note_flushing(self) -> None:
+        """Notice ``torch.set_flush_denormal``: from then on a dense step rounds tiny numbers of
+        any row to zero."""
+        is_flushing = _is_flushing()
+        if is_flushing != self._is_flushing:
+            self._is_flushing = is_flushing
+            for watch in self._watches.values():
+                watch.note_foreign_write()
 
-    def learn(self, table: str, ids_N: Ids | range, columns: Sequence[np.ndarray]) -> None:
-        """These rows were copied for a save, with these values."""
-        hashes = self._watches[table].hashes if table in self._watches else None
-        if hashes is not None:
-            hashes.learn(ids_N, columns)
+    def begin_save(self, table: str, *, is_whole: bool) -> None:
+        """A save is about to copy every row of a table, or some of those that are marked."""
+        watch = self._watches[table]
+        with _going_on(watch):
+            if is_whole:
+                watch.begin_whole()
+            else:
+                watch.begin_part()
+
+    def learn(
+        self,
+        table: str,
+        ids_N: Ids | range,
+        names: Sequence[str],
+        columns: Sequence[np.ndarray],
+    ) -> None:
+        """These rows were copied for a save, with these values by the names of their columns."""
+        watch = self._watches.get(table)
+        if watch is not None and watch.hashes is not None:
+            with _going_on(watch):
+                watch.hashes.learn(ids_N, names, columns)
 
     def scan(self, cursor: Cursor) -> None:
         """Check the next part of the rows, in the background, after a save."""
@@ -358,17 +365,18 @@ class Cursor:
 
 
 @contextlib.contextmanager
-def _going_on(watch: TableWatch) -> Iterator[None]:
-    """Whatever fails here, training goes on: the table is compared, and the failure told."""
+def _going_on(*watches: TableWatch) -> Iterator[None]:
+    """Whatever fails here, training goes on: the tables are compared, and the failure told."""
     try:
         yield
     except Exception as error:
-        watch.note_failure(error)
+        for watch in watches:
+            watch.note_failure(error)
 
 
-def _as_ids(ids: torch.Tensor) -> Ids:
-    ids_N: Ids = ids.detach().reshape(-1).contiguous().numpy()
-    return ids_N
+def _is_flushing() -> bool:
+    """Whether this thread's arithmetic rounds tiny numbers to zero."""
+    return bool(torch.tensor(1e-40).mul_(1.0) == 0)
 
 
 class _Marker:
@@ -385,41 +393,6 @@ class _Marker:
             tracker.mark(self._table, ids)
 
 
-def _nothing() -> None:
-    return None
-
-
-class _Renorm:
-    """Hooks around a lookup with ``max_norm``; a copied or pickled model carries them without
-    effect."""
-
-    def __init__(self, tracker: Callable[[], Tracker | None], table: str) -> None:
-        self._tracker = tracker
-        self._table = table
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (_nothing, self._table)
-
-    def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Notice what wrote before this lookup does."""
-        if torch.compiler.is_compiling():
-            return  # no part of the user's graph: version counters tell of the write
-        tracker = self._tracker()
-        if tracker is not None:
-            tracker._before_renorm(self._table)
-
-    def after(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> None:
-        """Mark the rows that were looked up."""
-        if torch.compiler.is_compiling():
-            return
-        tracker = self._tracker()
-        if tracker is not None:
-            ids = args[0] if args else kwargs["input"]
-            tracker._after_renorm(self._table, ids)
-
-
 def check_gradients_suffice(tables: Iterable[Table]) -> None:
     """Refuse ``lookup`` where rows move that have no gradient.
 
@@ -428,6 +401,8 @@ def check_gradients_suffice(tables: Iterable[Table]) -> None:
     """
     reasons = []
     for table in tables:
+        if any(getattr(module, "max_norm", None) is not None for module in table.modules):
+            reasons.append(f"{table.name}: max_norm rewrites rows when they are looked up")
         if table.watch is not None or table.optimizer is None:
             continue
         for group in table.optimizer.param_groups:
@@ -435,7 +410,7 @@ def check_gradients_suffice(tables: Iterable[Table]) -> None:
                 rule = rules.rule_of(
                     table.optimizer,
                     group,
-                    is_half=table.parameter.dtype == torch.float16,
+                    dtype=str(table.parameter.dtype).removeprefix("torch."),
                     is_sparse=any(getattr(module, "sparse", False) for module in table.modules),
                 )
                 if rule.moves != rules.GRADIENT:

@@ -8,7 +8,10 @@ Not counted by torch: writes through ``.data``, through a NumPy view, by fused k
 find those (hashes.py). Other memory in the place of a tensor's (``p.data = ...``) has another
 address, and at a save another storage, also where the allocator gave it the same address again.
 
-Invariant: a write that torch counts, or another tensor in the place of one, is seen exactly once.
+Invariants:
+- A write that torch counts, or another tensor in the place of one, is seen exactly once.
+- The tensors of the last look are kept alive until the next: no other can have their identity, and
+  one that has their memory and their count is still another.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from holdfast.tables import Table
 
-_Look = list[tuple[int, int]]
+_Look = list[tuple[torch.Tensor, int, int]]  # a tensor, its address, its version
 
 
 class VersionCounters:
@@ -49,7 +52,17 @@ class VersionCounters:
     def has_changed(self) -> bool:
         """Whether something wrote since the last look."""
         self._find_tensors()
-        return self._counters() != self._seen
+        seen, now = self._seen, self._counters()
+        if seen is None or now is None:
+            return seen is not now
+        return len(seen) != len(now) or not all(map(_is_unchanged, seen, now))
+
+    def weight_writes(self) -> int:
+        """How many writes to the weight torch has counted since the last look."""
+        if self._seen is None or not self._seen:
+            return 0
+        tensor, _, version = self._seen[0]
+        return int(tensor._version) - version
 
     def look_at_storages(self) -> bool:
         """Whether a tensor's memory is another than at the last call, also if it moved back to the
@@ -84,9 +97,13 @@ class VersionCounters:
 
     def _counters(self) -> _Look | None:
         try:
-            return [(tensor.data_ptr(), tensor._version) for tensor in self._tensors]
+            return [(tensor, tensor.data_ptr(), tensor._version) for tensor in self._tensors]
         except RuntimeError:  # inference tensors have no counter
             return None
+
+
+def _is_unchanged(seen: tuple[torch.Tensor, int, int], now: tuple[torch.Tensor, int, int]) -> bool:
+    return seen[0] is now[0] and seen[1:] == now[1:]
 
 
 def _are_same(first: list[Any], second: list[Any]) -> bool:

@@ -48,6 +48,7 @@ UNSAVED = "unsaved"  # the method of a notice: rows are found, their optimizer i
 FULL_TURN_SAVES = 16
 """Every row is checked once within so many saves, whatever else is known of it."""
 
+_WRITES_MAX = 99  # in one step: from here on their number says nothing
 _MOST_SAVES = 2  # comparisons in a row that found most rows changed, before they are skipped
 _EDIT_TODO = (
     "write to tables under torch.no_grad() instead of through .data or NumPy, or name the rows "
@@ -88,6 +89,11 @@ class TableWatch:
         self._moved: set[str] = set()
         self._unknown: dict[Hashable, bool] = {}  # that stepped; whether their state is saved
         self._stepping = 0  # steps that have begun and not ended: a step may call another
+        self._step_writes = 0  # that torch counted since the outermost of them began
+        self._is_stepped = False  # by an optimizer that is seen, with a gradient or without
+        self._is_settling = True  # until dense steps were compared once after another's write
+        self._has_stepped_dense = False  # since the last catch_up
+        self._is_sparse = False  # the last gradient was
         self._was_written = False
         self._is_distrusted = not self._versions.is_counted
         self._has_trained = table.watch is not None  # by any optimizer, ever
@@ -99,6 +105,8 @@ class TableWatch:
         self._candidates_K = np.empty(0, np.int64)
         self._told: set[tuple[str, str]] = set()
         self.notices: list[Notice] = []
+        self.is_overlapped = False
+        """Whether another table has some of its memory."""
         self.without_gradient_W: Words | None = None
         """Rows that changed without a gradient, by the last catch_up; None: none. Where all rows
         are taken to be safe, those that most likely changed."""
@@ -107,13 +115,17 @@ class TableWatch:
 
     def before_step(self) -> None:
         """An optimizer is about to move the table."""
+        if self._stepping == 0:
+            self._step_writes = 0
         self._stepping += 1
-        self.note_writes()
+        self._is_stepped = True
+        self._note_writes()
 
-    def note_writes(self) -> None:
-        """Notice what wrote until now, before an optimizer or a lookup does."""
+    def _note_writes(self) -> None:
+        """Notice what wrote until now, before an optimizer does."""
         if self._versions.has_changed():
             self._was_written = True
+            self._versions.look()
 
     def note_foreign_write(self) -> None:
         """Something wrote that torch does not count for this table."""
@@ -123,7 +135,7 @@ class TableWatch:
         """Training code has run inside a step."""
         # An optimizer that nobody knows may have written before; its rows are compared anyway.
         if self._find_rule(optimizer, group).moves != rules.UNKNOWN:
-            self.note_writes()
+            self._note_writes()
 
     def after_step(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:
         """An optimizer has moved the table: mark the rows of its gradient."""
@@ -133,16 +145,24 @@ class TableWatch:
         if gradient is not None:
             self._mark_gradient(gradient)
             self._has_trained = True
+            self._is_sparse = gradient.layout == torch.sparse_coo
+            self._has_stepped_dense |= not self._is_sparse
         elif self._versions.has_changed():
             self._was_written = True  # the gradient was there, and is cleared already
+        writes = self._versions.weight_writes()
+        self._step_writes += writes
         if rule.moves == rules.UNKNOWN:
-            key = rules.settings_key(optimizer, group)
+            # One that writes more often than it did while it was observed does something else.
+            writes_so_far = min(self._step_writes, _WRITES_MAX)
+            key = (rules.settings_key(optimizer, group), self._stepping, writes_so_far)
             self._unknown[key] = optimizer is self.table.optimizer
             self._has_trained = True
         elif gradient is not None:
             self._moved.add(rule.moves)
             if rule.moves == rules.ALL:
                 self._moments.note_decay()
+            if writes > rule.writes:
+                self._was_written = True  # another thread, while the optimizer stepped
         self._versions.look()
 
     def note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -173,11 +193,6 @@ class TableWatch:
         """Every row may have changed."""
         self._moved.add(rules.ALL)
 
-    def after_renorm(self, ids: torch.Tensor) -> None:
-        """A lookup with ``max_norm`` has rewritten these rows."""
-        self.mark_tensor(ids.reshape(-1))
-        self._versions.look()
-
     def gradient_ids(self) -> Ids | ArrivingIds:
         """The rows of the gradient as it is now, as often as it names them. Those of a table on a
         device arrive later: a step does not wait for them."""
@@ -200,10 +215,10 @@ class TableWatch:
         is_saved = optimizer is self.table.optimizer
         parameter = self.table.parameter
         is_sparse = parameter.grad is not None and parameter.grad.layout == torch.sparse_coo
-        key = (is_saved, is_sparse, rules.rule_key(optimizer, group))
+        key = (is_saved, is_sparse, parameter.dtype, rules.rule_key(optimizer, group))
         if key not in self._rules:
-            is_half = parameter.dtype == torch.float16
-            rule = rules.rule_of(optimizer, group, is_half=is_half, is_sparse=is_sparse)
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            rule = rules.rule_of(optimizer, group, dtype=dtype, is_sparse=is_sparse)
             if rule.moves == rules.TRAINED and not is_saved:
                 reason = f"{rule.reason}, and its moments are not saved with it: rows are compared"
                 rule = rules.Rule(rules.UNKNOWN, reason)
@@ -268,13 +283,11 @@ class TableWatch:
         elif method.name == COMPARE:
             likely_W = self._likely()
             changed_W = self._compare()
-            if self._unknown and not happened.was_written:
-                rows = self.table.rows
-                self._observed.add(self._unknown, changed_W, gradient_W, before_W, rows=rows)
-            if happened.is_idle and not happened.was_written:
-                self._saves_idle += 1
-                self._is_distrusted = bool((changed_W & ~gradient_W).any())
-            found_W = fresh_W | changed_W
+            if changed_W is None:
+                found_W = all_rows(self.table.rows)
+            else:
+                self._learn_from(changed_W, gradient_W, before_W, happened)
+                found_W = fresh_W | changed_W
             self._was_compared = self._was_compared or happened.was_written
         else:
             if method.name == rules.TRAINED and self._moments.rows_W is not None:
@@ -284,11 +297,15 @@ class TableWatch:
             if self.hashes is not None and not len(escaped_K) and not self._wants_exact():
                 self.hashes.shorten()
         self._candidates_K = np.empty(0, np.int64)
-        self._tell(method.name, method.reason, method.todo)
+        if method.is_told:
+            self._tell(method.name, method.reason, method.todo)
         if len(escaped_K):
             self._is_distrusted = True
             reason = f"{len(escaped_K)} rows had changed and nothing told, row {escaped_K[0]} first"
             self._tell(COMPARE, reason, _EDIT_TODO, is_escape=True)
+        self._is_settling = happened.was_written or (
+            self._is_settling and not self._has_stepped_dense
+        )
         self._begin_interval()
         is_more = found_W is not fresh_W or len(escaped_K) > 0
         if likely_W is None:
@@ -296,8 +313,22 @@ class TableWatch:
         self.without_gradient_W = likely_W & ~gradient_W if is_more else None
         return found_W
 
+    def _learn_from(
+        self, changed_W: Words, gradient_W: Words, before_W: Words | None, happened: Happened
+    ) -> None:
+        """What a comparison says of whoever moved the table."""
+        if happened.was_written:
+            return  # nobody can say whose the changes are
+        if self._unknown:
+            rows = self.table.rows
+            self._observed.add(self._unknown, changed_W, gradient_W, before_W, rows=rows)
+        if happened.is_idle:
+            self._saves_idle += 1
+            self._is_distrusted = bool((changed_W & ~gradient_W).any())
+
     def _begin_interval(self) -> None:
         self._was_written = False
+        self._has_stepped_dense = False
         self._stepping = 0
         self._moved.clear()
         self._unknown.clear()
@@ -314,6 +345,7 @@ class TableWatch:
         self._versions.look()
 
     def _happened(self) -> Happened:
+        is_comparable = self.hashes is not None and self.hashes.is_comparable
         concluded = {self._conclude(key, is_saved) for key, is_saved in self._unknown.items()}
         return Happened(
             moved=frozenset(self._moved | concluded),
@@ -321,7 +353,9 @@ class TableWatch:
             was_written=self._was_written,
             is_distrusted=self._is_distrusted,
             is_shared=self._is_shared(),
-            is_idle=self._is_idle() and self.hashes is not None and self.hashes.is_comparable,
+            is_overlapped=self.is_overlapped,
+            is_settling=self._is_settling and self._has_stepped_dense and is_comparable,
+            is_idle=self._is_idle() and is_comparable,
             is_compared=self._is_compared,
             has_hashes=self.hashes is not None,
             is_mostly_changed=self._skips > 0,
@@ -342,12 +376,19 @@ class TableWatch:
         """Whether rows will be compared at the next save, as far as is known."""
         is_unknown = self._rule is not None and self._rule.moves == rules.UNKNOWN
         doubts = (self._is_compared, self._is_distrusted, self._was_compared, is_unknown)
-        return any(doubts) or self._is_idle() or self._is_shared()
+        may_settle = self._is_settling and not self._is_sparse
+        places = (may_settle, self.is_overlapped, self._is_idle(), self._is_shared())
+        return any(doubts) or any(places)
 
     def _is_idle(self) -> bool:
-        """Whether nothing has trained the table yet, and nobody knows whether it stays."""
-        is_watched = self.hashes is not None and not self._has_trained
-        return is_watched and self._saves_idle < SAVES_OBSERVED
+        """Whether nothing has trained the table yet, and nobody knows whether it stays.
+
+        What can be trained and is in no optimizer that was seen may be moved by other means.
+        """
+        if self.hashes is None or self._has_trained:
+            return False
+        is_trained = self.table.has_parameter and self.table.parameter.requires_grad
+        return (is_trained and not self._is_stepped) or self._saves_idle < SAVES_OBSERVED
 
     def _own_moves(self) -> str | None:
         """Which rows the optimizer moves that is saved with the table."""
@@ -370,13 +411,13 @@ class TableWatch:
         bitmap.mark(words_W, ids_N, self.table.rows)
         return words_W
 
-    def _compare(self) -> Words:
-        """The rows whose hash differs; all of them where there is nothing to compare with."""
+    def _compare(self) -> Words | None:
+        """The rows whose hash differs; None where there is nothing to compare with."""
         assert self.hashes is not None
         rows, span = self.table.rows, self.hashes.span
         differs_N = self.hashes.compare_all()
         if differs_N is None:
-            return all_rows(rows)
+            return None
         changed_W = bitmap.new(rows)
         bitmap.mark(changed_W, np.flatnonzero(differs_N) + span.start, rows)
         is_most = len(span) > 0 and float(differs_N.mean()) >= MOST
@@ -399,7 +440,7 @@ class TableWatch:
         return escaped_K
 
     def _tell(self, method: str, reason: str, todo: str, *, is_escape: bool = False) -> None:
-        if method == rules.GRADIENT or (not is_escape and (method, reason) in self._told):
+        if not is_escape and (method, reason) in self._told:
             return
         self._told.add((method, reason))
         self.notices.append(Notice(self.table.name, method, reason, todo, is_escape))
@@ -419,6 +460,11 @@ class TableWatch:
         if self.hashes is not None and not self._is_always_whole:
             self.hashes.begin_whole(is_exact=self._wants_exact())
 
+    def begin_part(self) -> None:
+        """A save takes some of the marked rows: the hashes must be known, or no check follows."""
+        if self.hashes is not None and not self._is_always_whole and not self.hashes.is_known:
+            self.hashes.learn_all(is_exact=self._wants_exact())
+
     def reset(self) -> None:
         """The table was just loaded: nothing in it is new."""
         self._take_fresh()
@@ -426,6 +472,7 @@ class TableWatch:
         self._moments.reset(has_moments=self._own_moves() in (rules.TRAINED, rules.UNKNOWN))
         self._observed.forget()
         self._most = self._skips = self._saves_idle = 0
+        self._is_settling = True
         self._candidates_K = np.empty(0, np.int64)
         self._versions.look()
         self._versions.look_at_storages()

@@ -22,7 +22,8 @@ def make_table(seed: int = 1) -> tuple[nn.Embedding, Table]:
 
 def stage(hashes: RowHashes, table: Table, ids_N: np.ndarray | range) -> None:
     rows_N = np.asarray(ids_N)
-    hashes.learn(ids_N, [array_ND[rows_N] for array_ND in table.arrays()])
+    names = [column.name for column in table.schema().columns]
+    hashes.learn(ids_N, names, [array_ND[rows_N] for array_ND in table.arrays()])
 
 
 def test_a_whole_turn_finds_every_row_that_differs() -> None:

@@ -48,6 +48,8 @@ OPTIMIZERS: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]
     "sgd-decay": (torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.1}, rules.ALL),
     "adagrad-decay": (torch.optim.Adagrad, {"weight_decay": 0.1}, rules.ALL),
     "adam-eps-0": (torch.optim.Adam, {"eps": 0}, rules.ALL),
+    "adam-eps-rounded-to-0": (torch.optim.Adam, {"eps": 1e-60}, rules.ALL),
+    "sgd-rate-as-tensor": (torch.optim.SGD, {"lr": torch.tensor(0.1)}, rules.GRADIENT),
     "adamax": (torch.optim.Adamax, {}, rules.UNKNOWN),
     "asgd": (torch.optim.ASGD, {}, rules.UNKNOWN),
     "rprop": (torch.optim.Rprop, {}, rules.UNKNOWN),
@@ -67,9 +69,12 @@ def test_the_rule_names_every_row_that_moves(name: str, dtype: torch.dtype) -> N
     optimizer = make(table.parameters(), **settings)
     group = optimizer.param_groups[0]
     is_half = dtype == torch.float16
-    rule = rule_of(optimizer, group, is_half=is_half, is_sparse=is_sparse)
+    name = str(dtype).removeprefix("torch.")
+    rule = rule_of(optimizer, group, dtype=name, is_sparse=is_sparse)
     if is_half and group.get("eps", 1) < 1e-8 * 2 and moves != rules.UNKNOWN and not is_sparse:
         moves = rules.ALL  # eps is rounded to 0
+    if dtype == torch.float64 and group.get("eps") == 1e-60:
+        moves = rules.TRAINED  # it is not
     assert rule.moves == moves
     trained: set[int] = set()
     for _ in range(12):
@@ -77,7 +82,10 @@ def test_the_rule_names_every_row_that_moves(name: str, dtype: torch.dtype) -> N
         ids = torch.randint(0, 40, (4,))
         optimizer.zero_grad()
         (table(ids) * torch.randn(4, 3, dtype=dtype)).sum().backward()
+        count = table.weight._version
         optimizer.step()
+        if rule.moves in (rules.GRADIENT, rules.TRAINED):
+            assert table.weight._version - count <= rule.writes
         trained |= set(ids.tolist())
         moved = set(torch.nonzero((record(table, optimizer) != before).any(1)).view(-1).tolist())
         if moves == rules.GRADIENT:

@@ -96,9 +96,16 @@ def test_max_norm_rewrites_rows_in_any_forward_pass() -> None:
     model = nn.Embedding(10, 4, max_norm=1.0)
     tracker = Tracker(find_tables(model))
     cursor = tracker.cursor()
+    tracker.reset()  # the rows are known as they are
     with torch.no_grad():
         model(torch.tensor([4]))
     assert rows_of(peek(tracker, cursor), "weight", 10) == [4]
+
+
+def test_lookup_tracking_is_refused_where_lookups_rewrite_rows() -> None:
+    model = nn.Embedding(10, 4, max_norm=1.0, sparse=True)
+    with pytest.raises(InvalidRequestError, match="max_norm rewrites rows"):
+        Tracker(find_tables(model), tracking="lookup")
 
 
 def test_an_edit_before_a_lookup_with_max_norm_is_not_hidden_by_it() -> None:
@@ -185,7 +192,7 @@ def test_memory_is_a_few_bits_a_row(tracking: str, bits_a_row: int) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     tracker = Tracker(find_tables(model, [optimizer]), tracking=tracking)
     cursor = tracker.cursor()
-    tracker.begin_whole("weight")
+    tracker.begin_save("weight", is_whole=True)
     model(torch.tensor([1, 2, 3])).sum().backward()
     optimizer.step()
     assert rows_of(advance(tracker, cursor), "weight") == [1, 2, 3]
@@ -208,12 +215,57 @@ def test_marks_of_many_threads_are_all_kept() -> None:
     assert rows_of(peek(tracker, cursor), "a.weight") == list(range(1000))
 
 
-def test_a_closed_tracker_leaves_no_hooks_on_the_model() -> None:
+def test_a_tracker_puts_no_hooks_on_the_model() -> None:
+    """They would be copied, pickled, compiled and scripted with it."""
     model = nn.Embedding(10, 4, max_norm=1.0)
     tracker = Tracker(find_tables(model))
-    assert model._forward_hooks and model._forward_pre_hooks
-    tracker.close()
     assert not model._forward_hooks and not model._forward_pre_hooks
+    tracker.close()
+
+
+class Broken(torch.optim.SGD):
+    """An optimizer that cannot say what it moves."""
+
+    is_broken = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "param_groups" and Broken.is_broken:
+            raise RuntimeError("no groups today")
+        return super().__getattribute__(name)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.parameters:
+            parameter.data.sub_(parameter.grad, alpha=0.1)
+
+
+def test_an_optimizer_that_fails_when_it_is_looked_at_does_not_stop_training() -> None:
+    model = nn.Embedding(50, 4)
+    optimizer = Broken(model.parameters(), lr=0.1)
+    optimizer.parameters = list(model.parameters())  # type: ignore[attr-defined]
+    tracker = Tracker(find_tables(model))
+    cursor = tracker.cursor()
+    tracker.reset()
+    model(torch.tensor([3, 9])).sum().backward()
+    Broken.is_broken = True
+    try:
+        optimizer.step()
+    finally:
+        Broken.is_broken = False
+    (notice,) = tracker.catch_up(cursor)[:1]
+    assert "no groups today" in notice.reason
+    assert rows_of(cursor.advance(), "weight", 50) == [3, 9]
+
+
+def test_staged_rows_that_cannot_be_hashed_do_not_fail_their_save() -> None:
+    model = nn.Embedding(50, 4)
+    tracker = Tracker(find_tables(model))
+    cursor = tracker.cursor()
+    tracker.begin_save("weight", is_whole=True)
+    tracker.learn("weight", range(50), ["weight"], [np.zeros((3, 4), np.float32)])
+    tracker.end_save(is_committed=True)
+    tracker.catch_up(cursor)
+    assert rows_of(cursor.advance(), "weight", 50) == list(range(50))
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
@@ -378,9 +430,9 @@ def test_an_optimizer_of_memory_that_a_table_shares_writes_to_it() -> None:
     flat = nn.Parameter(model.weight.data.view(-1))
     tracker = Tracker(find_tables(model))
     cursor = tracker.cursor()
-    tracker.begin_whole("weight")
+    tracker.begin_save("weight", is_whole=True)
     (watch,) = tracker._watches.values()
-    tracker.learn("weight", range(50), [model.weight.detach().numpy().copy()])
+    tracker.learn("weight", range(50), ["weight"], [model.weight.detach().numpy().copy()])
     optimizer = torch.optim.SGD([flat], lr=0.1)
     for _ in range(6):  # longer than a table that nothing trains is compared
         flat.grad = torch.zeros(200)
@@ -413,7 +465,8 @@ def test_memory_a_row(
         model(torch.tensor([1, 2])).sum().backward()
         optimizer.step()
         tracker.catch_up(cursor)
-        tracker.begin_whole("weight")
-        tracker.learn("weight", range(rows), table.arrays())
+        tracker.begin_save("weight", is_whole=True)
+        names = [column.name for column in table.schema().columns]
+        tracker.learn("weight", range(rows), names, table.arrays())
         cursor.advance()
     assert 0.1 < tracker.bytes / rows < bytes_max

@@ -44,7 +44,26 @@ def other_storage(model: nn.Embedding, optimizer: torch.optim.Optimizer) -> None
     model.weight.data = torch.zeros(20, 4)
 
 
-WRITES = [edit, average, load, load_optimizer, edit_state, replace_state, other_storage]
+def same_memory_and_count(model: nn.Embedding, optimizer: torch.optim.Optimizer) -> None:
+    """Another tensor around the same memory, written to as often as the one before."""
+    state = optimizer.state[model.weight]
+    old = state["sum"]
+    state["sum"] = old.data
+    for _ in range(old._version):
+        state["sum"][3] += 1
+    assert (state["sum"]._version, state["sum"].data_ptr()) == (old._version, old.data_ptr())
+
+
+WRITES = [
+    edit,
+    average,
+    load,
+    load_optimizer,
+    edit_state,
+    replace_state,
+    other_storage,
+    same_memory_and_count,
+]
 
 
 @pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)

@@ -12,6 +12,7 @@ from torch import nn
 
 from holdfast.checkpoint.tracking import FULL_TURN_SAVES, Notice, Tracker
 from holdfast.checkpoint.tracking.evidence import SAVES_OBSERVED
+from holdfast.checkpoint.tracking.method import choose_method
 from holdfast.kernels import bitmap
 from holdfast.tables import find_tables
 
@@ -73,9 +74,10 @@ class Watched:
         rows_N = bitmap.ids(self.cursor.advance()["weight"], 0, ROWS)
         if not hasattr(self, "saved"):
             rows_N = np.arange(ROWS)
-            self.tracker.begin_whole("weight")
+            self.tracker.begin_save("weight", is_whole=True)
         arrays = [array_ND.copy() for array_ND in self.table.arrays()]
-        self.tracker.learn("weight", rows_N, [array_ND[rows_N] for array_ND in arrays])
+        names = [column.name for column in self.table.schema().columns]
+        self.tracker.learn("weight", rows_N, names, [array_ND[rows_N] for array_ND in arrays])
         self.tracker.scan(self.cursor)
         if not hasattr(self, "saved") or len(arrays) != len(self.saved):
             self.saved = arrays
@@ -111,6 +113,46 @@ def test_an_unknown_optimizer_is_compared_then_trusted_as_far_as_it_was_seen_to_
         assert it.stale() == []
     assert len(rows) <= rows_max
     assert it.methods[0] == "compare"
+
+
+def test_an_optimizer_is_trusted_though_it_trained_before_the_first_save() -> None:
+    """The first save has nothing to compare with, and so says nothing of the optimizer."""
+    torch.manual_seed(11)
+    model = nn.Embedding(ROWS, 4)
+    optimizer = Mine(model.parameters())
+    (table,) = find_tables(model, [optimizer])
+    tracker = Tracker([table])
+    cursor = tracker.cursor()
+    chosen = []
+    for _ in range(SAVES_OBSERVED + 3):
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randint(0, ROWS // 2, (20,))).square().sum().backward()
+            optimizer.step()
+        watch = tracker._watches["weight"]
+        chosen.append(choose_method(watch._happened()).name)
+        tracker.catch_up(cursor)
+        is_first = len(chosen) == 1
+        rows_N = bitmap.ids(cursor.advance()["weight"], 0, ROWS)
+        tracker.begin_save("weight", is_whole=is_first)
+        names = [column.name for column in table.schema().columns]
+        tracker.learn("weight", rows_N, names, [array_ND[rows_N] for array_ND in table.arrays()])
+    assert chosen == ["compare"] * (1 + SAVES_OBSERVED) + ["gradient"] * 2
+
+
+def test_rows_that_a_save_leaves_are_checked_after_it_took_all_of_them_as_changed() -> None:
+    """A save of hot rows takes some of the marked rows: the check in turn must go on."""
+    it = Watched(lambda p: torch.optim.Adagrad(p, lr=0.1))
+    it.tracker.mark_all()
+    it.tracker.catch_up(it.cursor)
+    it.cursor.advance()
+    it.tracker.begin_save("weight", is_whole=False)
+    it.tracker.end_save(is_committed=True)
+    it.model.weight.data[ROWS - 7] = 42.0
+    for _ in range(FULL_TURN_SAVES):
+        it.tracker.scan(it.cursor)
+    it.tracker.catch_up(it.cursor)
+    assert ROWS - 7 in bitmap.ids(it.cursor.peek()["weight"], 0, ROWS)
 
 
 @pytest.mark.parametrize("row", [0, 777, ROWS - 1])
