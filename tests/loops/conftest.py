@@ -7,8 +7,15 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from tests.loops import customizing, optimizing, touching, writing  # noqa: F401  (they fill LOOPS)
-from tests.loops.program import LOOPS, Program
+from tests.loops import (  # noqa: F401  (they fill LOOPS and ODD)
+    customizing,
+    optimizing,
+    surprising,
+    touching,
+    unusual,
+    writing,
+)
+from tests.loops.program import LOOPS, ODD, Program
 
 # torch.compile imports modules of torch that warn.
 COMPILING = "ignore:.*torch.jit.script_method.*:DeprecationWarning"
@@ -28,7 +35,7 @@ def begin() -> Iterator[Callable[[str, int], Program]]:
 
     def make(name: str, rows: int) -> Program:
         torch.manual_seed(5)
-        begun.append(LOOPS[name].make(rows))
+        begun.append({**LOOPS, **ODD}[name].make(rows))
         return begun[-1]
 
     yield make

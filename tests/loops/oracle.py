@@ -45,7 +45,9 @@ def copy_tables(model: nn.Module, optimizers: Iterable[Any]) -> dict[str, Column
     found: dict[str, Columns] = {}
     seen: set[int] = set()
     for path, module in model.named_modules():
-        if not isinstance(module, nn.Embedding | nn.EmbeddingBag) or id(module.weight) in seen:
+        if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            continue
+        if not isinstance(module.weight, nn.Parameter) or id(module.weight) in seen:
             continue
         seen.add(id(module.weight))
         columns = {"weight": module.weight.detach().clone().numpy()}

@@ -74,6 +74,8 @@ class Loop:
 
 
 LOOPS: dict[str, Loop] = {}
+ODD: dict[str, Loop] = {}
+"""Programs that few people write, and that once got past the tracker or might: test_odd.py."""
 
 
 def loop(make: Callable[[int], Program]) -> Callable[[int], Program]:
@@ -87,6 +89,13 @@ def escaping(make: Callable[[int], Program]) -> Callable[[int], Program]:
     """Add a program whose writes torch does not count."""
     title = (make.__doc__ or "").splitlines()[0]
     LOOPS[make.__name__] = Loop(make.__name__, title, make, escapes=True)
+    return make
+
+
+def odd(make: Callable[[int], Program]) -> Callable[[int], Program]:
+    """Add an odd program."""
+    title = (make.__doc__ or "").splitlines()[0]
+    ODD[make.__name__] = Loop(make.__name__, title, make)
     return make
 
 
