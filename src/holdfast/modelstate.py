@@ -138,11 +138,22 @@ def _load_network(model: nn.Module, state: Mapping[str, Any]) -> Loading:
     return Loading(list(result.missing_keys), list(result.unexpected_keys))
 
 
-def _keep_dtypes(optimizer: torch.optim.Optimizer, state: Mapping[int, Mapping[str, Any]]) -> None:
+def in_state_order(state: Mapping[int | str, Any]) -> dict[int | str, Any]:
+    """An optimizer's packed state by the places of parameters, then by names of its own.
+
+    >>> in_state_order({"k": 7, 2: {}, 0: {}})
+    {0: {}, 2: {}, 'k': 7}
+    """
+    return dict(sorted(state.items(), key=lambda item: (isinstance(item[0], str), item[0])))
+
+
+def _keep_dtypes(optimizer: torch.optim.Optimizer, state: Mapping[int | str, Any]) -> None:
     """Give state the type back that it was saved in: torch casts it to the parameter's, and so
     rounds the float32 moments of a bfloat16 weight."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for index, entries in state.items():
+        if isinstance(index, str):
+            continue
         held = optimizer.state.get(parameters[index], {})
         for key, value in entries.items():
             now = held.get(key)
@@ -319,13 +330,16 @@ class ModelState:
         state = {
             names[index]: entries
             for index, entries in packed["state"].items()
-            if names[index] not in self._not_dense
+            if isinstance(index, int) and names[index] not in self._not_dense
         }
+        # What it keeps under names of its own, and not for a parameter (MADGRAD's "k").
+        beside = {key: held for key, held in packed["state"].items() if isinstance(key, str)}
         groups = [
             {**group, "params": self._dense_names(names[index] for index in group["params"])}
             for group in packed["param_groups"]
         ]
-        return {"named": state, "param_groups": groups}
+        packed_beside = {"beside": beside} if beside else {}
+        return {"named": state, "param_groups": groups, **packed_beside}
 
     def _names_in(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
         """A name for each parameter of an optimizer, by group, in its order."""
@@ -503,7 +517,7 @@ class ModelState:
     def _load_optimizer(
         self,
         optimizer: torch.optim.Optimizer,
-        state: dict[int, dict[str, Any]],
+        state: dict[int | str, Any],
         groups: list[dict[str, Any]],
         shapes: Shapes,
         dtypes: Mapping[str, Mapping[str, str]],
@@ -523,7 +537,7 @@ class ModelState:
             if entries:
                 state[index] = entries
         try:
-            ordered = dict(sorted(state.items()))
+            ordered = in_state_order(state)
             optimizer.load_state_dict({"state": ordered, "param_groups": groups})
         except ValueError as error:
             raise InvalidRequestError(
@@ -533,7 +547,7 @@ class ModelState:
 
     def _by_position(
         self, optimizer: torch.optim.Optimizer, packed: Mapping[str, Any], order: Order
-    ) -> tuple[dict[int, dict[str, Any]], list[dict[str, Any]]]:
+    ) -> tuple[dict[int | str, Any], list[dict[str, Any]]]:
         """Stored optimizer state as this optimizer counts its parameters.
 
         ``order``: all its parameters as it had them. Before dense state went by names it was stored
@@ -561,7 +575,7 @@ class ModelState:
         ]
         at = {name: index for index, name in enumerate(itertools.chain(*live))}
         state = {at[told.get(name, name)]: dict(held) for name, held in packed["named"].items()}
-        return state, groups
+        return {**state, **packed.get("beside", {})}, groups
 
     def _tables_by_index(self, optimizer: torch.optim.Optimizer) -> dict[int, Table]:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]

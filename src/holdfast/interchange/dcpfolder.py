@@ -312,7 +312,10 @@ def _by_name(handout: Handout) -> dict[str, Any]:
                     todo="export with --format torch, or weights alone: --weights-only",
                 )  # fmt: skip
             groups.append({**group, "params": [names[index] for index in group["params"]]})
-        state |= {str(names[index]): entries for index, entries in packed["state"].items()}
+        state |= {
+            key if isinstance(key, str) else str(names[key]): entries
+            for key, entries in packed["state"].items()
+        }
     return {"state": state, "param_groups": groups}
 
 

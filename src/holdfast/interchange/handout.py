@@ -27,7 +27,7 @@ from holdfast.dtypes import array_dtype
 from holdfast.errors import InvalidRequestError
 from holdfast.interchange.fused import pack
 from holdfast.interchange.torchzip import TensorRef
-from holdfast.modelstate import Order, is_unnamed
+from holdfast.modelstate import Order, in_state_order, is_unnamed
 from holdfast.schema import WEIGHT, TableSchema, cuts_of, state_shape
 from holdfast.tensors import TORCH_DTYPES
 
@@ -120,7 +120,7 @@ def hand_out(run: Run, step: int, *, weights_only: bool) -> Handout:
             state = optimizers[key]["state"].setdefault(index, {})
             state[each.name] = place(schema, column, (schema.rows, *rest))
     for packed in optimizers.values():
-        packed["state"] = dict(sorted(packed["state"].items()))
+        packed["state"] = in_state_order(packed["state"])
     packed_fused = pack(fused, {t: table_state[t] for t in fused}) if fused else None
     return Handout(run, step, model, optimizers, parameters, packed_fused, columns)
 
@@ -145,6 +145,7 @@ def _pack(stored: Mapping[str, Any], order: Order) -> tuple[dict[str, Any], list
     for group, members in zip(groups, order, strict=True):
         group["params"] = [number[name] for name in members]
     state = {number[name]: dict(entries) for name, entries in stored["named"].items()}
+    state |= stored.get("beside", {})
     told = [None if is_unnamed(name) else name for name in names]
     return {"state": state, "param_groups": groups}, told
 
