@@ -40,6 +40,7 @@ FLOOR_REPLACES_MIN = 2  # increments
 BASE_FROM_SHARE = (
     0.75  # of the rows changed: a base costs little more than a delta, and restores alone
 )
+FLOOR_SHARE_MAX = BASE_FROM_SHARE  # of the rows in a floor: from here on it is a base instead
 _ADAPTIVE = ("intermittent", "recovery-time")  # the others say themselves how many bases there are
 
 
@@ -97,6 +98,8 @@ class Gathered:
 
     increments: Sequence[int]
     floor_bytes: float
+    share: float = 0.0
+    """Of all rows, by bytes, those that a floor would hold."""
 
 
 def gather(history: Catalog, changed_bytes: int, table_bytes: int) -> Gathered | None:
@@ -110,7 +113,7 @@ def gather(history: Catalog, changed_bytes: int, table_bytes: int) -> Gathered |
     floor = history.floor_of(history.last)
     stored = history.growth[0].row_bytes / max(1, table_bytes)
     increments = [item.row_bytes for item in history.growth[1:] if item.step > floor]
-    return Gathered(increments, changed_bytes * stored)
+    return Gathered(increments, changed_bytes * stored, changed_bytes / max(1, table_bytes))
 
 
 def restore_sizes(history: Catalog) -> tuple[int, int]:
@@ -199,6 +202,12 @@ def plan_floor(increment: CheckpointPlan, gathered: Gathered) -> CheckpointPlan:
     return CheckpointPlan(DELTA, SINCE_BASE, reason + "that changed", is_floor=True)
 
 
+def _base_of_most(share: float, *, instead_of: str) -> CheckpointPlan:
+    percent = f"{share:.0%}".replace("%", " %")
+    reason = f"{percent} of the rows changed: a base costs little more than a {instead_of}"
+    return CheckpointPlan(BASE, None, reason)
+
+
 def plan_checkpoint(
     policy: str,
     delta_sizes: Sequence[float] | None,
@@ -221,14 +230,15 @@ def plan_checkpoint(
     '90 % of the rows changed: a base costs little more than a delta'
     >>> plan_checkpoint("intermittent", [0.25, 0.7, 0.9]).reason
     'F_c 2.85 <= I_c 3.60: a new base costs less than growing deltas'
+    >>> plan_checkpoint("recovery-time", [0.4, 0.4], gathered=Gathered([40, 40], 80, 0.8)).reason
+    '80 % of the rows changed: a base costs little more than a floor'
     """
     if must_be_base is not None:
         return CheckpointPlan(BASE, None, must_be_base)
     if delta_sizes is None:
         return CheckpointPlan(BASE, None, "first checkpoint of the run")
     if policy in _ADAPTIVE and changed_share >= BASE_FROM_SHARE:
-        reason = f"{changed_share:.0%} of the rows changed: a base costs little more than a delta"
-        return CheckpointPlan(BASE, None, reason.replace("%", " %"))
+        return _base_of_most(changed_share, instead_of="delta")
     match policy:
         case "full":
             return CheckpointPlan(BASE, None, "policy full: every checkpoint is a base")
@@ -240,7 +250,12 @@ def plan_checkpoint(
                 if policy == "recovery-time"
                 else CheckpointPlan(DELTA, SINCE_LAST, "policy consecutive: changes since the last")
             )
-            return plan if gathered is None or plan.kind == BASE else plan_floor(plan, gathered)
+            if gathered is None or plan.kind == BASE:
+                return plan
+            plan = plan_floor(plan, gathered)
+            if plan.is_floor and policy in _ADAPTIVE and gathered.share >= FLOOR_SHARE_MAX:
+                return _base_of_most(gathered.share, instead_of="floor")
+            return plan
     future_with_base = 1.0 + sum(delta_sizes)  # F_c
     future_without = (len(delta_sizes) + 1) * delta_sizes[-1] if delta_sizes else 0.0  # I_c
     compared = f"F_c {future_with_base:.2f} {{}} I_c {future_without:.2f}"

@@ -196,7 +196,7 @@ def test_table_whose_optimizer_was_not_given_is_saved_and_told_of(tmp_path: Path
         assert fingerprint(model, optimizers) == expected
     notices = [event for event in told if isinstance(event, events.TrackingMethod)]
     assert {notice.table for notice in notices} == {"users.weight", "items.weight"}
-    assert all("not saved with it" in notice.reason for notice in notices)
+    assert all("so is not saved" in notice.reason for notice in notices)
 
 
 def test_weight_decay_switched_on_later_is_saved_from_then_on(tmp_path: Path) -> None:

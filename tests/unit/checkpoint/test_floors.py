@@ -27,8 +27,9 @@ EXTRACTS = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every third delta is a floor."""
+    """Every third delta is a floor, also where it holds most of the rows."""
     monkeypatch.setattr(baseline, "FLOOR_PAYS_AT", 1e-9)
+    monkeypatch.setattr(baseline, "FLOOR_SHARE_MAX", 2.0)
 
 
 def draw(life: Life) -> tuple[list[int], list[int]]:

@@ -71,7 +71,7 @@ def choose_method(happened: Happened) -> Method:
     is_observed = rule is not None and rule.moves == rules.UNKNOWN
     if rules.ALL in happened.moved:
         if rule is None or is_observed:
-            return Method(WHOLE, "every row may have moved, as far as was seen")
+            return Method(WHOLE, "any of its rows may have changed")
         return Method(WHOLE, rule.reason, rule.todo)
     doubt = _doubt(happened)
     if doubt:
@@ -95,13 +95,13 @@ def _doubt(happened: Happened) -> str:
     if rules.UNKNOWN in happened.moved and happened.rule is not None:
         return happened.rule.reason
     if happened.is_distrusted:
-        return "rows have changed and nothing told"
+        return "rows changed before by writes that torch does not count"
     if happened.was_written:
-        return "something other than its optimizer wrote to the table"
+        return "something other than its optimizer wrote to it"
     if happened.is_shared:
-        return "the table is in shared memory: other processes may write to it"
+        return "it is in shared memory, and other processes may write to it"
     if happened.is_overlapped:
         return "another table has the same memory"
     if happened.is_compared:
         return "the user asked to compare rows"
-    return "no optimizer moves it, as far as is seen: rows are compared" * happened.is_idle
+    return "no optimizer was seen to train it" * happened.is_idle

@@ -18,7 +18,8 @@ from holdfast.errors import HoldfastWarning
 def tell_tracking(notices: Iterable[Notice], log: events.EventLog) -> None:
     """Emit an event for each notice; warn once for each reason that a user can act on."""
     warned: dict[tuple[str, str], list[str]] = {}
-    for notice in notices:
+    told = list(notices)
+    for notice in told:
         log.emit(
             events.TrackingMethod(
                 table=notice.table,
@@ -32,6 +33,8 @@ def tell_tracking(notices: Iterable[Notice], log: events.EventLog) -> None:
             warned.setdefault((notice.reason, notice.todo), []).append(notice.table)
     for (reason, todo), tables in warned.items():
         shown = ", ".join(tables[:3]) + (f" and {len(tables) - 3} more" * (len(tables) > 3))
+        if any(notice.reason == reason and notice.method == WHOLE for notice in told):
+            reason += ", so each checkpoint stores all of its rows"
         # A filter may turn warnings into errors; training goes on all the same.
         with contextlib.suppress(HoldfastWarning):
             warnings.warn(f"{shown}: {reason}; {todo}", HoldfastWarning, stacklevel=2)

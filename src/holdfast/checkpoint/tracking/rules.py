@@ -181,12 +181,12 @@ def rule_of(
     """
     kind = type(optimizer)
     if has_hooks(optimizer):
-        return Rule(UNKNOWN, f"{kind.__qualname__} has step hooks: rows are compared")
+        return Rule(UNKNOWN, f"{kind.__qualname__} has step hooks, which may change any row")
     known = _KNOWN.get(f"{kind.__module__}.{kind.__qualname__}")
     if known is None or not has_own_step(kind):
         return Rule(
             UNKNOWN,
-            f"{kind.__qualname__} is not an optimizer whose rows are known: they are compared",
+            f"{kind.__qualname__} is not an optimizer of which Holdfast knows what rows it moves",
         )
     if group.get("weight_decay", 0):
         return Rule(
@@ -196,10 +196,10 @@ def rule_of(
         )
     if group.get("maximize", False):
         # It negates gradients, and 0.0 becomes -0.0: a weight of -0.0 changes its sign.
-        return Rule(UNKNOWN, f"{kind.__qualname__} with maximize: rows are compared")
+        return Rule(UNKNOWN, f"{kind.__qualname__} with maximize may turn -0.0 into 0.0")
     if not is_sparse and _is_odd_rate(group):
         return Rule(
-            UNKNOWN, f"{kind.__qualname__} has a rate below 0, or infinite: rows are compared"
+            UNKNOWN, f"{kind.__qualname__} has a learning rate that is negative or not finite"
         )
     if not is_sparse and _is_zero_eps(group, dtype):
         return Rule(

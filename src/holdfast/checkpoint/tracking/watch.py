@@ -168,15 +168,16 @@ class TableWatch:
     def note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer moves the table; it may be one that the Checkpointer was not given."""
         if optimizer is not self.table.optimizer:
-            reason = f"{type(optimizer).__name__} trains it and is not saved with it"
+            kind = type(optimizer).__name__
+            reason = f"{kind} trains it and was not given to the Checkpointer, so is not saved"
             todo = "pass every optimizer to the Checkpointer: optimizer=[first, second]"
             self._tell(UNSAVED, reason, todo)
 
     def note_failure(self, error: Exception) -> None:
         """Looking at the table failed: nothing is known of it, and training goes on."""
         self._was_written = True
-        reason = f"tracking failed ({type(error).__name__}: {error}): rows are compared"
-        self._tell(COMPARE, reason, "report it, with the optimizer and the model")
+        reason = f"tracking failed ({type(error).__name__}: {error})"
+        self._tell(COMPARE, reason, "report it to Holdfast, with the optimizer and the model")
 
     def mark(self, ids_N: Ids) -> None:
         """These rows changed."""
@@ -220,7 +221,7 @@ class TableWatch:
             dtype = str(parameter.dtype).removeprefix("torch.")
             rule = rules.rule_of(optimizer, group, dtype=dtype, is_sparse=is_sparse)
             if rule.moves == rules.TRAINED and not is_saved:
-                reason = f"{rule.reason}, and its moments are not saved with it: rows are compared"
+                reason = f"{rule.reason}, and its moments are not saved"
                 rule = rules.Rule(rules.UNKNOWN, reason)
             self._rules[key] = rule
         return self._rules[key]
@@ -301,7 +302,11 @@ class TableWatch:
             self._tell(method.name, method.reason, method.todo)
         if len(escaped_K):
             self._is_distrusted = True
-            reason = f"{len(escaped_K)} rows had changed and nothing told, row {escaped_K[0]} first"
+            reason = (
+                f"{len(escaped_K)} rows (the first is {escaped_K[0]}) had changed by a write that "
+                f"torch does not count; up to {FULL_TURN_SAVES} checkpoints before this one hold "
+                "their old values"
+            )
             self._tell(COMPARE, reason, _EDIT_TODO, is_escape=True)
         self._is_settling = happened.was_written or (
             self._is_settling and not self._has_stepped_dense

@@ -369,7 +369,7 @@ def test_an_optimizer_that_was_not_given_is_seen_and_told_of() -> None:
     model(torch.tensor([3])).sum().backward()
     stranger.step()
     (notice,) = tracker.catch_up(cursor)
-    assert "Adagrad trains it and is not saved" in notice.reason
+    assert "Adagrad trains it and was not given" in notice.reason
     assert rows_of(cursor.advance(), "weight", 50) == [3]
 
 
