@@ -134,6 +134,8 @@ def _pack(stored: Mapping[str, Any], order: Order) -> tuple[dict[str, Any], list
     >>> packed, names = _pack(stored, [["t", "b"]])
     >>> packed["state"], packed["param_groups"], names
     ({1: {'step': 2}}, [{'lr': 1, 'params': [0, 1]}], ['t', 'b'])
+    >>> _pack({**stored, "beside": {"k": 7}}, [["t", "b"]])[0]["state"]
+    {1: {'step': 2}, 'k': 7}
     """
     groups: list[dict[str, Any]] = [dict(group) for group in stored["param_groups"]]
     if "state" in stored:
