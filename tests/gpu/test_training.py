@@ -234,9 +234,8 @@ def used_rows(training: Training) -> dict[str, list[int]]:
     return found
 
 
-def test_a_lookup_with_max_norm_never_waits_for_the_device(place: str) -> None:
-    torch.manual_seed(3)
-    model = nn.Embedding(300, 4, max_norm=0.5, sparse=True).to(place)
+def test_ids_that_are_declared_on_a_device_are_not_waited_for(place: str) -> None:
+    model = nn.Embedding(300, 4, sparse=True).to(place)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     (table,) = find_tables(model, [optimizer])
     tracker = Tracker([table])
@@ -245,13 +244,26 @@ def test_a_lookup_with_max_norm_never_waits_for_the_device(place: str) -> None:
     tracker.listen(lambda name, ids_N: heard.extend(ids_N.tolist()))
     ids = torch.tensor([[4, 250, 4], [7, 8, 9]]).to(place)
     with no_waiting(place):
-        tracker._before_renorm(table.name)
-        tracker._after_renorm(table.name, ids)
+        tracker.mark(table.name, ids)
     notices = tracker.catch_up(cursor)
     assert not [notice for notice in notices if "failed" in notice.reason]
     assert {4, 7, 8, 9, 250} <= set(bitmap.ids(cursor.peek()[table.name], 0, 300).tolist())
     assert heard[:6] == [4, 250, 4, 7, 8, 9]
     tracker.close()
+
+
+def test_a_lookup_with_max_norm_is_found_at_the_next_save(place: str, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    model = nn.Embedding(300, 4, max_norm=0.5, sparse=True).to(place)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hf.Checkpointer(tmp_path / "run", model=model, optimizer=optimizer) as ck:
+        for step in (1, 2):
+            with torch.no_grad():
+                model(torch.arange(100 * step, 100 * step + 50, device=place))
+            ck.step()
+            ck.save().durable()
+            stored = hf.open(tmp_path / "run").read(step, "weight").weight
+            assert np.array_equal(stored, model.weight.detach().cpu().numpy())
 
 
 @pytest.mark.parametrize(
@@ -275,7 +287,7 @@ def test_rows_hash_on_the_device_as_on_the_host(place: str) -> None:
         assert (hashes._values == expected).all()
         hashes.begin_whole(is_exact=True)
         staged = [np.array(array) for array in table.arrays()]
-        hashes.learn(range(table.rows), staged)
+        hashes.learn(range(table.rows), hashes._column_names(), staged)
         assert len(hashes.differing(np.arange(table.rows))) == 0
 
 
