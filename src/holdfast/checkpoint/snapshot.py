@@ -188,9 +188,11 @@ def take_rows(
     writer only where the pool, or the room on the device, is too small for the whole selection.
     """
     copies: deque[Future[StagedPart]] = deque()
-    given = list(zip(tables, schemas, selections, strict=True))
-    for table, schema, selection in given:
-        if table.device is not None:
+    away: list[tuple[Table, TableSchema, Selection, DeviceRoom]] = []
+    for table, schema, selection in zip(tables, schemas, selections, strict=True):
+        device = table.device
+        if device is not None:
+            away.append((table, schema, selection, bench.room(device)))
             continue
         present = _present(table)
         for part in selection.parts(_rows_max(schema)):
@@ -202,11 +204,9 @@ def take_rows(
                 copies.popleft().result()  # a finished copy must not keep its buffer alive
     # After all others: the fetcher acquires buffers later, and must not find them taken by parts
     # that are stored after its own.
-    for table, schema, selection in given:
-        if table.device is not None:
-            room = bench.room(table.device)
-            for part in selection.parts(_rows_max(schema)):
-                out.put(_take_on_device(table, schema, part, room, bench))
+    for table, schema, selection, room in away:
+        for part in selection.parts(_rows_max(schema)):
+            out.put(_take_on_device(table, schema, part, room, bench))
     for copy in copies:
         copy.result()
 
