@@ -144,6 +144,13 @@ def example(*, url: str, steps: int) -> None:
         found["train"](url, steps)
 
 
+def pipelined(*, url: str, steps: int) -> dict[str, Any]:
+    """The training behind a pipeline, at one go."""
+    from tests.torchrec.pipelined import train  # imports what other jobs do not need
+
+    return train(url, steps)
+
+
 def refusals() -> dict[str, str]:
     """What is said of models that are not supported, by what is wrong with them."""
     said = {}

@@ -71,7 +71,7 @@ def train_with_kills(url: Path, *, ranks: int, steps: int, draw: random.Random, 
             assert line is not None, "".join(log[-60:])
             time.sleep(draw.uniform(0, 0.5))
             victim = 0 if kill == 0 else draw.randrange(ranks)
-            os.kill(_rank_pid(run.pid, victim), signal.SIGKILL)
+            os.kill(rank_pid(run.pid, victim), signal.SIGKILL)
             while not said.empty():
                 said.get()
         assert run.wait(timeout=240) == 0, "".join(log[-60:])
@@ -99,7 +99,7 @@ def _listen(run: subprocess.Popen[str], said: queue.Queue[str | None], log: list
     said.put(None)
 
 
-def _rank_pid(torchrun: int, rank: int) -> int:
+def rank_pid(torchrun: int, rank: int) -> int:
     """Which of torchrun's children plays a rank."""
     children = Path(f"/proc/{torchrun}/task/{torchrun}/children").read_text().split()
     for child in children:

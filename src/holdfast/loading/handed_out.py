@@ -58,9 +58,9 @@ class HandedOut:
         self.last = Batch(epoch, index, self.count.handed_out, before)
         self._batches.append(self.last)
 
-    def step(self, *, is_thread: bool, is_apart: bool) -> None:
+    def step(self, *, is_thread: bool, is_apart: bool, alive: int | None = None) -> None:
         """A step trained some of them; see ``TrainedCount.step``."""
-        self.count.step(is_thread=is_thread, is_apart=is_apart)
+        self.count.step(is_thread=is_thread, is_apart=is_apart, alive=alive)
         for batch in self._batches:
             if batch.ordinal > self.count.trained:
                 break
@@ -73,6 +73,11 @@ class HandedOut:
     def waiting(self) -> list[Batch]:
         """Handed out and not trained, in order."""
         return [batch for batch in self._batches if batch.ordinal > self.count.trained]
+
+    def is_over(self) -> bool:
+        """Whether all batches of the epoch that was trained last are trained."""
+        epoch = self.trained.epoch
+        return epoch.is_over and all(batch.epoch is not epoch for batch in self.waiting())
 
     def forget_waiting(self) -> None:
         """The batches that wait were thrown away: no step will train them."""

@@ -31,6 +31,7 @@ class Resume:
     own: Mapping[str, Any] | None  # the loader's generators behind the last trained batch
     now: Mapping[str, Any] | None  # global generators
     ahead: Sequence[Mapping[str, Any] | None]  # generators before each batch that was read ahead
+    has_read_end: bool  # of the epoch behind those batches
     raw: Mapping[str, Any] = field(repr=False)
 
 
@@ -45,6 +46,7 @@ def pack_state(
     own: Mapping[str, Any] | None,
     now: Mapping[str, Any],
     ahead: Sequence[Mapping[str, Any] | None],
+    has_read_end: bool,
 ) -> dict[str, Any]:
     """A reader's state."""
     return {
@@ -58,6 +60,7 @@ def pack_state(
         "own": own,
         "now": now,
         "ahead": list(ahead),
+        "has_read_end": has_read_end,
     }
 
 
@@ -74,7 +77,7 @@ def parse_resume(state: Mapping[str, Any], loader: Any) -> Resume:
     """
     if not is_resumable(state):
         epoch, batches = _place_in_epochs(state, loader)
-        return Resume(epoch, batches, True, False, None, None, state, None, None, (), state)
+        return Resume(epoch, batches, True, False, None, None, state, None, None, (), False, state)
     if state[_FORMAT] != _VERSION:
         raise InvalidRequestError(
             "the reader's state is of a newer version",
@@ -98,6 +101,7 @@ def parse_resume(state: Mapping[str, Any], loader: Any) -> Resume:
             own=state["own"],
             now=state["now"],
             ahead=tuple(state["ahead"]),
+            has_read_end=bool(state["has_read_end"]),
             raw=state,
         )
     except (KeyError, TypeError, ValueError) as error:

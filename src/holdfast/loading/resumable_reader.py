@@ -8,9 +8,10 @@ place (loader_place.py). Where something reads ahead (a pipeline, a double buffe
 batches that were handed out and not trained are read once more after a resume, each with the
 generators as they were before it.
 
-Several iterations of one loader may run at a time: the one that is trained, and others (a look at
-one batch, an evaluation). Only ``trained`` tells which is which: an iteration that never trains a
-batch does not move the reader.
+Several iterations of one loader may run at a time, or in turn: the one that is trained, and others
+(a look at one batch, an evaluation). Only ``trained`` tells which is which: an iteration that never
+trains a batch does not move the reader, unless the same loop of the program goes on with the next
+one (it accumulates gradients, or skips batches).
 
 Invariants:
 - The state is that of the last batch trained, never of one that was only read.
@@ -30,7 +31,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Self
@@ -39,7 +40,7 @@ from torch.utils.data import DataLoader
 
 from holdfast import events
 from holdfast.errors import InvalidRequestError
-from holdfast.loading.callers import DrawnBy
+from holdfast.loading.callers import DrawnBy, call_site
 from holdfast.loading.generators import host_state, is_same_state, load_rng_state, rng_state
 from holdfast.loading.handed_out import Batch, Epoch, HandedOut
 from holdfast.loading.interception import Interception
@@ -56,12 +57,15 @@ class _Iteration:
 
     reader: ResumableReader
     is_chained: bool = False  # one of ``epochs``: the next follows without the loop's doing
+    is_sequel: bool = False  # of another in the same ``epochs``
     inner: Iterator[Any] | None = None
     epoch: Epoch | None = None
     drawn: int = 0  # batches of the epoch
     is_over: bool = False
     is_other: bool = False  # not the one that is trained, as far as is known
     generation: int = -1  # of the reader, when it drew last; -1: it never did
+    site: tuple[object, ...] = ()  # where in the program it drew first
+    is_alone: bool = True  # no other was begun meanwhile: the loader's state is this one's
 
     def __iter__(self) -> Self:
         return self
@@ -102,6 +106,7 @@ class ResumableReader:
         self._interception: Interception | None = None
         self._batches_per_step = batches_per_step
         self._skips_trained = skips_trained
+        self._keeps_batches = isinstance(loader, Sequence)  # they are never freed
         self._reading = threading.RLock()  # held while the loader is used
         self._counting = threading.Lock()  # held while batches are counted
         self._generation = 0  # grows with every load_state_dict
@@ -116,9 +121,11 @@ class ResumableReader:
             self._batches_per_step, remembered=remembered, trained=Batch(Epoch(0), 0)
         )
         self._epoch: Epoch | None = None  # begun last
+        self._site: tuple[object, ...] = ()  # where in the program it was begun
         self._training: Callable[[], _Iteration | None] = lambda: None
         self._other: Callable[[], _Iteration | None] = lambda: None
         self._again: deque[Mapping[str, Any] | None] = deque()  # generators of batches read again
+        self._ends_again = False  # the end of the epoch behind them was read, too
         self._now: Mapping[str, Any] | None = None  # generators as training left them
         self._drawn_by = DrawnBy()
         self._is_announced = False
@@ -171,9 +178,9 @@ class ResumableReader:
             self._handed.step(
                 is_thread=bool(count.ahead) and self._drawn_by.is_other_thread(),
                 is_apart=count.is_open and self._drawn_by.is_apart(),
+                alive=self._drawn_by.alive(are_kept=self._keeps_batches),
             )
-            if not count.is_open:
-                self._drawn_by.forget_frame()
+            self._drawn_by.forget()
         self._announce()
 
     @property
@@ -196,7 +203,7 @@ class ResumableReader:
         if self._interception is not None:
             self._interception.undo()
             self._interception = None
-        self._drawn_by.forget_frame()
+        self._drawn_by.forget()
 
     # What a checkpoint sees.
 
@@ -212,16 +219,16 @@ class ResumableReader:
             loader: Any = None
             own: Mapping[str, Any] | None = None
             start = at.epoch.start
-            is_over = at.epoch.is_over
+            is_over = self._handed.is_over()
             if place.is_stateful and (at.index or at.place):
-                loader, own = at.place or place.state()
-                if only_counts(loader):
+                loader, own = at.place or self._state_of_loader()
+                if loader is None or only_counts(loader):
                     loader, own = None, None if waiting else own
                 # A loader that goes on with its next epoch does not say that one is over.
                 is_over = is_over or (not place.is_torch and self._is_at_known_end())
             elif not waiting:
                 own = place.own_generators()
-            if at.epoch.is_over or not at.index:
+            if is_over or not at.index:
                 start = waiting[0].epoch.start if waiting else None
             is_exact = count.how != "thread" and len(waiting) <= _AHEAD_MAX
             return pack_state(
@@ -234,7 +241,16 @@ class ResumableReader:
                 own=own,
                 now=rng_state(),
                 ahead=[batch.before for batch in waiting] if is_exact else [],
+                has_read_end=bool(waiting) and waiting[-1].epoch.is_over,
             )
+
+    def _state_of_loader(self) -> tuple[Any, Mapping[str, Any]]:
+        """Where a stateful loader stands. None in place of its state where another iteration has
+        replaced it: then a resume replays the epoch."""
+        training = self._training()
+        if self._place.is_torch and training is not None and not training.is_alone:
+            return None, self._place.own_generators()
+        return self._place.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go back to where a state was taken, when the next batch is asked for.
@@ -279,6 +295,7 @@ class ResumableReader:
             iteration.generation = self._generation
             iteration.inner, iteration.is_over = None, False
             iteration.drawn, iteration.is_other = 0, False
+            iteration.site = call_site(frame)
         if iteration.is_over:
             raise StopIteration
         if iteration.inner is None and self._is_unused(iteration):
@@ -295,30 +312,45 @@ class ResumableReader:
         """Read a batch and hand it out, with what a save needs to read it again."""
         count, last = self._handed.count, self._handed.last
         if self._place.is_stateful and last is not None and last.place is None:
-            last.place = self._place.state()
-        again = self._again.popleft() if self._again else None
+            last.place = self._state_of_loader()
+        again = self._again[0] if self._again else None
+        now = rng_state() if not self._again and self._ends_again else self._now
         if again is not None:
             load_rng_state(again)
         may_read_ahead = count.is_open or count.per_step is not None
         before = host_state() if may_read_ahead and count.ahead <= _AHEAD_MAX else None
-        if iteration.inner is None:
-            self._begin(iteration)
-        batch = self._read(iteration)
-        if before is not None and is_same_state(before, host_state()):
-            before = None
+        try:
+            if iteration.inner is None:
+                self._begin(iteration)
+            batch = self._read(iteration)
+        except StopIteration:
+            if again is not None or (not self._again and self._ends_again):
+                assert now is not None
+                load_rng_state(now)
+            if not self._again:
+                self._ends_again = False
+            raise
+        after = host_state() if before is not None else None
         if again is not None:
-            assert self._now is not None
-            load_rng_state(self._now)
+            assert now is not None
+            load_rng_state(now)
+        if self._again:
+            self._again.popleft()
+        if before is not None and after is not None and is_same_state(before, after):
+            before = None
         assert iteration.epoch is not None
         with self._counting:
             self._handed.add(iteration.epoch, iteration.drawn, before)
-            self._drawn_by.note(frame, with_frame=count.is_open)
+            self._drawn_by.note(frame, batch, is_watched=count.is_open)
         return batch
 
     def _draw_other(self, iteration: _Iteration) -> Any:
         """Read for an iteration that is not the trained one, until a step says that it is."""
         if iteration.inner is None:
             iteration.epoch = Epoch(-1, self._place.generators())
+            training = self._training()
+            if training is not None:
+                training.is_alone = False
             iteration.inner = self._place.iterate()
             self._other = weakref.ref(iteration)
         return self._read(iteration)
@@ -350,7 +382,7 @@ class ResumableReader:
 
     def _enter(self, iteration: _Iteration, epoch: Epoch) -> None:
         iteration.epoch, iteration.drawn = epoch, 0
-        self._epoch = epoch
+        self._epoch, self._site = epoch, iteration.site
         self._training = weakref.ref(iteration)
 
     def _is_another_training(self, iteration: _Iteration) -> bool:
@@ -364,7 +396,9 @@ class ResumableReader:
         resumes in its place."""
         training = self._training()
         is_gone = training is None or (training.is_over and not iteration.is_chained)
-        return self._resumed is not None and is_gone and self._drawn_by.is_thread(self._home)
+        is_another_loop = not iteration.is_sequel and iteration.site != self._site
+        is_at_home = self._drawn_by.is_thread(self._home)
+        return self._resumed is not None and is_gone and is_another_loop and is_at_home
 
     def _drop_abandoned(self, iteration: _Iteration) -> None:
         """Forget batches that no step will train: those of an iteration that was left early, or
@@ -373,7 +407,8 @@ class ResumableReader:
         if epoch is None or not self._handed.count.ahead:
             return
         is_unused = not epoch.has_trained and self._drawn_by.is_thread(self._home)
-        if not epoch.is_over or (is_unused and not iteration.is_chained):
+        is_another_loop = not iteration.is_chained and iteration.site != self._site
+        if not epoch.is_over or (is_unused and is_another_loop):
             self._handed.forget_waiting()
             if not epoch.has_trained:
                 epoch.is_over = False
@@ -431,6 +466,7 @@ class ResumableReader:
         self._handed.trained = Batch(epoch, resume.batches, place=(resume.loader, own))
         self._epoch = epoch
         self._again, self._now = deque(resume.ahead), now
+        self._ends_again = resume.has_read_end
         if resume.is_over or not resume.has_begun:
             self._place.go_between_epochs(resume, own=own, now=now)
             if resume.is_over and not iteration.is_chained:
@@ -469,6 +505,7 @@ class _Epochs:
     reader: ResumableReader
     count: int
     iteration: _Iteration | None = field(default=None)
+    generation: int = -1  # of the reader, when an iteration began last
 
     def __iter__(self) -> Self:
         return self
@@ -481,7 +518,9 @@ class _Epochs:
                 if number >= self.count:
                     raise StopIteration
                 set_epoch(reader.loader, number)
-                self.iteration = _Iteration(reader, is_chained=True)
+                is_sequel = self.generation == reader._generation
+                self.generation = reader._generation
+                self.iteration = _Iteration(reader, is_chained=True, is_sequel=is_sequel)
             try:
                 return reader._next(self.iteration, sys._getframe(1))
             except StopIteration:

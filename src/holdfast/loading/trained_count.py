@@ -1,17 +1,20 @@
-"""Which of the batches handed out have been trained: a step says that some were, not which.
+"""How many of the batches handed out are trained: a step says that some were, not how many.
 
-In a plain loop every batch handed out before a step was trained by it, also where several go into
-one step (gradient accumulation). Behind a pipeline, a prefetching thread or a double buffer some
-are still waiting. What tells them apart, in this order:
+In a plain loop a step trains every batch that was handed out before it, also where several go into
+one step (gradient accumulation) and where the loop skips some. Behind a pipeline, a prefetching
+thread or a double buffer some still wait. What tells these apart, in this order:
 
-1. ``batches_per_step``, where the user said it.
-2. Batches drawn in another thread than steps are counted in: one is trained by a step.
-3. The pattern. Whoever reads ahead draws more batches before the first step than before each of
-   the next ones; whoever accumulates draws as many.
+1. ``batches_per_step``, where the user passes it.
+2. Another thread than the training loop's draws the batches: a step trains one.
+3. The loop draws its own batches, several before its first step, and has freed all but the last of
+   them by then: it accumulated or skipped. A batch that waits is still in memory.
+4. The pattern. A loop with something that reads ahead draws more batches before its first step than
+   before each of the next ones. A loop that accumulates draws as many.
 
 Invariants:
-- A batch is counted as trained at most once, and in the order they were handed out.
-- Until the pattern is known (at the second step) a count may be taken back; then never.
+- A batch is counted as trained at most once, in the order of handing out.
+- Until the pattern is known (at the second step at the latest) a count may be corrected; after that
+  it never is.
 """
 
 from __future__ import annotations
@@ -21,8 +24,8 @@ class TrainedCount:
     """Counts batches handed out and trained; totals since the reader was made or loaded."""
 
     def __init__(self, given: int | None = None, *, remembered: int | None = None) -> None:
-        """``given``: what the user said; ``remembered``: what an earlier process found, 0 for all
-        that is handed out."""
+        """``given``: batches a step trains, as the user says; ``remembered``: as an earlier process
+        found, 0 for all that were handed out."""
         self.handed_out = 0
         self.trained = 0
         self.how = "given" if given is not None else ""
@@ -70,16 +73,16 @@ class TrainedCount:
         self._has_ended = True
 
     def forget(self) -> None:
-        """What was drawn and not trained was thrown away."""
+        """The batches that wait were thrown away."""
         self.handed_out = self.trained
         self._since_step = 0
 
-    def step(self, *, is_thread: bool, is_apart: bool) -> None:
+    def step(self, *, is_thread: bool, is_apart: bool, alive: int | None = None) -> None:
         """A step was trained.
 
-        ``is_thread``: the batches were drawn in another thread. ``is_apart``: something between
-        the loader and the loop draws them (a pipeline, a generator), so that one is likelier than
-        all until the pattern is known.
+        ``is_thread``: another thread draws the batches. ``is_apart``: something between the loader
+        and the loop draws them (a pipeline, a generator). ``alive``: how many batches drawn since
+        the last step are still in memory; None where that is not known.
         """
         drawn, self._since_step = self._since_step, 0
         has_ended, self._has_ended = self._has_ended, False
@@ -87,10 +90,12 @@ class TrainedCount:
             self._settle(1, "thread")
         elif self._is_open and not self._steps:
             self._first = drawn
-            if self._assumed is not None:
+            if drawn > 1 and alive in (0, 1) and not is_apart and not self._assumed:
+                self._settle(None, "freed")
+            elif self._assumed is not None:
                 self._per_step = self._assumed or None
-            elif is_apart and drawn > 1:
-                self._per_step = 1
+            elif drawn > 1 and (is_apart or alive is not None):
+                self._per_step = 1  # likelier than all of them, until the pattern is known
         elif self._is_open and drawn and not has_ended:
             if drawn < self._first:
                 self.trained = min(self._steps * drawn, self.handed_out - drawn)
