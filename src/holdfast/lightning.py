@@ -86,6 +86,7 @@ class HoldfastCallback(Callback):
             **self._settings,
         )
         self._rng, self._loaders = None, []
+        self.checkpointer._reader.place_elsewhere()  # Lightning does, by its own states
         self.checkpointer._preemption.unlisten()  # until Lightning has installed its own handler
         if self.checkpointer.steps:
             self.checkpointer.resume()

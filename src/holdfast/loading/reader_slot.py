@@ -1,12 +1,15 @@
-"""The reader of a checkpointer: given when it is made, or named by the first ``epochs`` call.
+"""The readers of a checkpointer: given when it is made, or named by its ``epochs`` calls.
 
-    reader=DataLoader       -> followed wherever it is iterated (resumable_reader.py)
-    reader=anything stateful -> its own state_dict, as it gives it
-    epochs(loader, n)       -> any iterable, placed after a resume
+    reader=DataLoader         -> followed wherever it is iterated (interception.py)
+    reader=anything stateful  -> saved and loaded by its own state_dict
+    epochs(loader, n)         -> any iterable, placed after a resume
+
+Most runs have one reader. A run that trains on several loaders (pretraining on one, fine-tuning on
+another) names them in the same order after a resume, so each is found by its number.
 
 Invariants:
-- A state that was loaded before its loader is known waits for it, and is given once.
-- Telling that a run may read on elsewhere never stops training.
+- A state that arrives before its loader is named is kept, and loaded once, when it is named.
+- A notice never stops training.
 """
 
 from __future__ import annotations
@@ -20,32 +23,46 @@ from torch.utils.data import DataLoader
 
 from holdfast import events
 from holdfast.errors import HoldfastWarning, InvalidRequestError
-from holdfast.loading.reader_state import is_resumable
+from holdfast.loading.reader_state import is_resumable, join_states, split_states
 from holdfast.loading.resumable_reader import ResumableReader
 from holdfast.loading.stateful import READER, check_stateful, is_stateful
+from holdfast.loading.unfollowed import has_running_loader, is_unordered
 
 
 class ReaderSlot:
-    """Holds one reader; is itself what a checkpoint stores and loads."""
+    """Holds the readers; a checkpoint stores and loads them as one."""
 
-    def __init__(self, reader: Any, log: events.EventLog) -> None:
+    def __init__(
+        self, reader: Any, log: events.EventLog, *, carried: Mapping[str, Any] | None = None
+    ) -> None:
         """``reader``: None, a ResumableReader, a DataLoader, or anything with ``state_dict``.
+        ``carried``: what a checkpoint stores beside it, which may be loaders, too; None where that
+        is not known.
 
         Raises:
             InvalidRequestError: it has no ``state_dict``; says how else it is placed.
         """
         self._log = log
-        self._plain: Any = None
-        self._resumable: ResumableReader | None = None
-        self._late: Mapping[str, Any] | None = None  # loaded before its loader was named
+        self._carried = carried
+        self._plain: Any = None  # stored by its own state_dict
+        self._readers: list[ResumableReader] = []  # in the order they were named
+        self._beginnings: list[Mapping[str, Any]] = []  # their states when they were named
+        self._current = 0  # which of them trained last
+        self._steps = 0
+        self._trained_at: dict[int, int] = {}  # their last steps, by their numbers
+        self._late: dict[int, Mapping[str, Any]] = {}  # states of readers that are not named yet
         self._loaded_step: int | None = None
+        self._is_placed_elsewhere = False
+        self._has_looked = False  # for loaders that nobody named
+        self._must_ask_epoch = False
         self._warned: set[str] = set()
         if isinstance(reader, ResumableReader):
-            self._resumable = reader
             reader.log = log
+            self._add(reader)
         elif isinstance(reader, DataLoader):
-            self._resumable = ResumableReader(reader, log=log)
-            self._resumable.intercept()
+            made = ResumableReader(reader, log=log)
+            made.intercept()
+            self._add(made)
         elif reader is not None:
             if not is_stateful(reader) and hasattr(reader, "__iter__"):
                 raise InvalidRequestError(
@@ -57,15 +74,20 @@ class ReaderSlot:
             check_stateful(READER, reader)
             self._plain = reader
 
+    # What a loop sees.
+
     @property
     def is_used(self) -> bool:
         """Whether a checkpoint has something to store here."""
-        return self._resumable is not None or self._plain is not None
+        return bool(self._readers) or self._plain is not None
 
     @property
     def epoch(self) -> int:
         """The epoch that is trained, from 0."""
-        return 0 if self._resumable is None else self._resumable.epoch
+        self._must_ask_epoch = False
+        if self._current < len(self._readers):
+            return self._readers[self._current].epoch
+        return int(self._late.get(self._current, {}).get("epoch", 0))
 
     def epochs(
         self, loader: Iterable[Any], count: int, *, batches_per_step: int | None
@@ -73,81 +95,159 @@ class ReaderSlot:
         """See ``Checkpointer.epochs``."""
         if count < 0:
             raise InvalidRequestError("a number of epochs is not negative", epochs=count)
-        reader = self._resumable
-        if reader is None or (reader.loader is not loader and reader is not loader):
-            if reader is not None or self._plain not in (None, loader):
-                raise InvalidRequestError(
-                    "a checkpointer follows one loader",
-                    following=type(self._plain or getattr(reader, "loader", None)).__name__,
-                    given=type(loader).__name__,
-                    todo="pass the same object to reader= and to every ck.epochs()",
-                )
-            reader = ResumableReader(loader, batches_per_step=batches_per_step, log=self._log)
-            if self._late is not None:
-                reader.load_state_dict(self._late)
-            elif self._loaded_step:
-                self._warn(
-                    f"the checkpoint of step {self._loaded_step} does not say where its loader "
-                    "stood: reading starts at epoch 0",
-                    "name the loader from the first step on, by reader= or ck.epochs()",
-                )
-            self._resumable, self._plain, self._late = reader, None, None
-        elif batches_per_step is not None:
-            reader.set_batches_per_step(batches_per_step)
+        self._must_ask_epoch = False
+        for reader in self._readers:
+            if reader.loader is loader or reader is loader:
+                if batches_per_step is not None:
+                    reader.set_batches_per_step(batches_per_step)
+                return reader.epochs(count)
+        if self._plain not in (None, loader):
+            raise InvalidRequestError(
+                "reader= is another loader than the one that is iterated",
+                reader=type(self._plain).__name__,
+                given=type(loader).__name__,
+                todo="pass the same object to reader= and to ck.epochs(), or leave reader= out",
+            )
+        reader = ResumableReader(loader, batches_per_step=batches_per_step, log=self._log)
+        self._plain = None
+        self._add(reader)
         return reader.epochs(count)
+
+    def _add(self, reader: ResumableReader) -> None:
+        self._beginnings.append({**reader.state_dict(), "now": None})
+        number = len(self._readers)
+        self._readers.append(reader)
+        reader.siblings = self._readers
+        state = self._late.pop(number, None)
+        if state is not None:
+            reader.load_state_dict(state)
+        elif self._loaded_step and not number:
+            self._warn(
+                f"the checkpoint of step {self._loaded_step} does not say where its loader "
+                "stood: reading starts at epoch 0",
+                "name the loader from the first step on, by reader= or ck.epochs()",
+            )
+        if is_unordered(reader.loader):
+            self._warn(
+                "the loader hands out batches in the order its workers finish them, which a "
+                "resumed run cannot repeat",
+                "make the DataLoader with in_order=True",
+            )
 
     def trained(self) -> None:
         """A step was trained."""
-        if self._resumable is not None:
-            self._resumable.trained()
-        elif self._late is not None and self._plain is None:
+        drawn = [reader for reader in self._readers if reader.has_waiting]
+        # A step without a batch counts, too, where there is one reader alone.
+        for reader in drawn if len(self._readers) > 1 else self._readers:
+            reader.trained()
+        self._steps += 1
+        for reader in drawn:
+            self._current = self._readers.index(reader)
+            self._trained_at[self._current] = self._steps
+        if self._must_ask_epoch:
+            self._must_ask_epoch = False
             self._warn(
-                "the checkpoint knows where its loader stood, and no loader was named since",
-                "iterate ck.epochs(loader, n), or pass reader=loader",
+                f"training goes on in epoch {self._readers[0].epoch}, and the loop has not asked "
+                "for ck.epoch: a loop that counts its epochs from 0 trains too many",
+                "loop over range(ck.epoch, n), or iterate ck.epochs(loader, n)",
             )
+        if not self.is_used:
+            self._look_for_unnamed()
+
+    def place_elsewhere(self) -> None:
+        """Somebody else places the loader after a resume: expect none here."""
+        self._is_placed_elsewhere = True
+
+    def _look_for_unnamed(self) -> None:
+        """Tell that no loader was named, where that is likely a mistake."""
+        if self._has_looked or self._is_placed_elsewhere:
+            return
+        self._has_looked = True
+        todo = "iterate ck.epochs(loader, n), or pass reader=loader"
+        if self._late:
+            self._warn(
+                "the checkpoint knows where its loader stood, and no loader was named since", todo
+            )
+        elif has_running_loader(None if self._carried is None else self._carried.values()):
+            reason = "a DataLoader is iterated that no checkpoint knows of"
+            if self._loaded_step:
+                reason += (
+                    f": training goes on at step {self._loaded_step}, reading begins from the start"
+                )
+            self._warn(reason, todo)
+        elif self._loaded_step:
+            self._log.emit(
+                events.ReaderNotice(
+                    reason=f"training goes on at step {self._loaded_step}, and no loader was named",
+                    todo=f"{todo}, unless batches depend on the step alone",
+                )
+            )
+
+    # What a checkpoint sees.
 
     def loaded(self, step: int) -> None:
         """A checkpoint was loaded, with a reader's state or without."""
         self._loaded_step = step
+        self._has_looked = False
 
     def state_dict(self) -> dict[str, Any]:
         """Where training is."""
-        if self._resumable is None:
+        if self._plain is not None:
             state: dict[str, Any] = self._plain.state_dict()
             return state
-        state = self._resumable.state_dict()
-        if self._resumable.is_guess:
+        if any(reader.is_guess for reader in self._readers):
             self._warn(
                 "several batches were read before the first step: whether they went into it or "
                 "were read ahead is known at the second, and this checkpoint was taken before",
                 "pass batches_per_step= to ck.epochs()",
             )
-        return state
+        states = {number: self._state_of(number) for number in range(len(self._readers))}
+        return join_states({**self._late, **states}, self._current)
+
+    def _state_of(self, number: int) -> dict[str, Any]:
+        reader = self._readers[number]
+        if number == self._current:
+            return reader.state_dict()
+        last = self._trained_at.get(self._current, 0)
+        if reader.is_left and self._trained_at.get(number, 0) < last:
+            return reader.left_state_dict()
+        return {**reader.state_dict(), "now": None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take a state; it waits where the loader is not known yet."""
-        if self._resumable is not None:
-            self._resumable.load_state_dict(state)
-            return
-        self._late = state
+        """Take a state; parts of readers that are not named yet wait for them."""
         if self._plain is not None:
             own = state["loader"] if is_resumable(state) else state
+            self._late = {0: state}
             if own is not None:
                 self._plain.load_state_dict(own)
+            return
+        self._late, current = split_states(state)
+        if self._readers and current != self._current:
+            self._warn(
+                "the checkpoint is of a time when another loader was trained: it cannot take a "
+                "running loop back to it",
+                "restore it before the first loop begins",
+            )
+        self._current = current
+        for number, reader in enumerate(self._readers):
+            reader.load_state_dict(self._late.pop(number, self._beginnings[number]))
+        first = self._readers[0] if self._readers else None
+        self._must_ask_epoch = first is not None and first.is_intercepted and first.epoch > 0
 
     def __getattr__(self, name: str) -> Any:
         # A checkpoint of another number of ranks asks whether the reader can take it.
         if name == "load_rank_states":
-            held = self.__dict__.get("_resumable") or self.__dict__.get("_plain")
+            readers = self.__dict__.get("_readers")
+            held = readers[0] if readers and len(readers) == 1 else self.__dict__.get("_plain")
             if hasattr(held, name):
                 return getattr(held, name)
         raise AttributeError(name)
 
     def close(self) -> None:
-        """Let go of the loader: its workers should not live as long as a checkpointer."""
-        if self._resumable is not None:
-            self._resumable.release()
-        self._plain = self._resumable = self._late = None
+        """Let go of the loaders: their workers should not live as long as a checkpointer."""
+        for reader in self._readers:
+            reader.release()
+        self._plain, self._readers, self._late, self._carried = None, [], {}, None
 
     def _warn(self, reason: str, todo: str) -> None:
         if reason in self._warned:

@@ -1,7 +1,7 @@
-"""What a checkpoint keeps of a reader: values only, checked when they come back.
+"""What a checkpoint keeps of a reader: plain values, checked when they are loaded.
 
-Invariant: what ``pack_state`` makes, ``parse_resume`` takes; anything else that comes is either the
-state of a loader alone, as older checkpoints have it, or refused.
+Invariant: ``parse_resume`` takes what ``pack_state`` makes. Anything else is either the state of a
+loader alone, as older checkpoints have it, or is refused.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Where to come back to."""
+    """Where a resumed reader goes on."""
 
     epoch: int
     batches: int  # trained of the epoch
     has_begun: bool
     is_over: bool
-    per_step: int | None  # see trained_count.py
+    per_step: int | None  # see TrainedCount.remembered
     start: Mapping[str, Any] | None  # generators when the epoch began
     loader: Any  # a stateful loader's own state
     own: Mapping[str, Any] | None  # the loader's generators behind the last trained batch
@@ -44,7 +44,7 @@ def pack_state(
     start: Mapping[str, Any] | None,
     loader: Any,
     own: Mapping[str, Any] | None,
-    now: Mapping[str, Any],
+    now: Mapping[str, Any] | None,
     ahead: Sequence[Mapping[str, Any] | None],
     has_read_end: bool,
 ) -> dict[str, Any]:
@@ -64,13 +64,42 @@ def pack_state(
     }
 
 
+_CURRENT, _OTHERS = "holdfast.number", "holdfast.others"
+
+
+def join_states(states: Mapping[int, Mapping[str, Any]], current: int) -> dict[str, Any]:
+    """One state of several readers, by their numbers; that of the current one if there is one.
+
+    >>> split_states(join_states({0: {"a": 1}, 1: {"b": 2}}, 1))
+    ({1: {'b': 2}, 0: {'a': 1}}, 1)
+    """
+    joined = dict(states[current])
+    others = {str(number): dict(state) for number, state in states.items() if number != current}
+    return {**joined, _CURRENT: current, _OTHERS: others} if others or current else joined
+
+
+def split_states(state: Mapping[str, Any]) -> tuple[dict[int, Mapping[str, Any]], int]:
+    """The states of all readers, and the number of the current one.
+
+    Raises:
+        InvalidRequestError: not a reader's state.
+    """
+    try:
+        current = int(state.get(_CURRENT, 0))
+        others = {int(number): other for number, other in state.get(_OTHERS, {}).items()}
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InvalidRequestError("not a reader's state") from error
+    own = {key: value for key, value in state.items() if key not in (_CURRENT, _OTHERS)}
+    return {current: own, **others}, current
+
+
 def is_resumable(state: Any) -> bool:
     """Whether ``pack_state`` made it."""
     return isinstance(state, Mapping) and _FORMAT in state
 
 
 def parse_resume(state: Mapping[str, Any], loader: Any) -> Resume:
-    """Where a state leads: one of ours, or one that the loader itself gave.
+    """Where a state leads: one of ``pack_state``, or one that the loader's own method returned.
 
     Raises:
         InvalidRequestError: neither.

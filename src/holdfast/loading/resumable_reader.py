@@ -32,7 +32,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, Self
 
@@ -58,6 +58,7 @@ class _Iteration:
     reader: ResumableReader
     is_chained: bool = False  # one of ``epochs``: the next follows without the loop's doing
     is_sequel: bool = False  # of another in the same ``epochs``
+    first_epoch: int = 0  # of ``epochs``
     inner: Iterator[Any] | None = None
     epoch: Epoch | None = None
     drawn: int = 0  # batches of the epoch
@@ -102,6 +103,7 @@ class ResumableReader:
             )
         self.loader = loader
         self.log = log or events.EventLog()
+        self.siblings: Sequence[ResumableReader] = ()  # of the same checkpointer, itself included
         self._place = LoaderPlace(loader, lambda: iter(loader))
         self._interception: Interception | None = None
         self._batches_per_step = batches_per_step
@@ -113,6 +115,8 @@ class ResumableReader:
         self._resume: Resume | None = None  # loaded; the loader is not there yet
         self._resumed: Resume | None = None  # the loader is there; nothing was trained since
         self._skip = 0  # how many iterations will be empty
+        self._plan: _Plan | None = None  # of the last call of ``epochs``
+        self._planned: Callable[[], _Epochs | None] = lambda: None
         self._home = threading.get_ident()
         self._start_over(remembered=None)
 
@@ -137,8 +141,17 @@ class ResumableReader:
         return _Iteration(self)
 
     def epochs(self, count: int) -> Iterator[Any]:
-        """The batches of ``count`` epochs in all, without those that are trained already."""
-        return _Epochs(self, count)
+        """The batches of ``count`` epochs, without those that are trained already.
+
+        Another call stands for ``count`` epochs more. After a resume the program makes the same
+        calls again; those whose epochs are trained have no batches left.
+        """
+        last = self._plan
+        first = 0 if last is None else last.end if last.is_used else last.first
+        self._plan = _Plan(first, first + count)
+        made = _Epochs(self, self._plan)
+        self._planned = weakref.ref(made)
+        return made
 
     @property
     def epoch(self) -> int:
@@ -175,6 +188,8 @@ class ResumableReader:
                 self._promote(other)
             if count.ahead:
                 self._resumed = None
+                if self._plan is not None:
+                    self._plan.is_used = True
             self._handed.step(
                 is_thread=bool(count.ahead) and self._drawn_by.is_other_thread(),
                 is_apart=count.is_open and self._drawn_by.is_apart(),
@@ -182,6 +197,17 @@ class ResumableReader:
             )
             self._drawn_by.forget()
         self._announce()
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether batches were handed out since the last step, or wait to be trained."""
+        other = self._other()
+        return bool(self._handed.count.ahead) or (other is not None and other.drawn > 0)
+
+    @property
+    def is_intercepted(self) -> bool:
+        """Whether the loop iterates the loader itself, and counts epochs itself."""
+        return self._interception is not None and not self._skips_trained
 
     @property
     def is_guess(self) -> bool:
@@ -244,6 +270,30 @@ class ResumableReader:
                 has_read_end=bool(waiting) and waiting[-1].epoch.is_over,
             )
 
+    @property
+    def is_left(self) -> bool:
+        """Whether the loop over ``epochs`` has ended, early or not."""
+        return self._plan is not None and self._planned() is None and self._resume is None
+
+    def left_state_dict(self) -> dict[str, Any]:
+        """The state where the program has left ``epochs`` and trains on with another reader: all
+        epochs that were planned are over."""
+        assert self._plan is not None
+        with self._reading, self._counting:
+            is_own = self._place.is_stateful and not self._place.is_torch
+            return pack_state(
+                epoch=self._plan.end - 1,
+                batches=self._handed.trained.index,
+                is_over=True,
+                per_step=self._handed.count.remembered,
+                start=None,
+                loader=self._place.state()[0] if is_own else None,
+                own=self._place.own_generators(),
+                now=None,
+                ahead=[],
+                has_read_end=False,
+            )
+
     def _state_of_loader(self) -> tuple[Any, Mapping[str, Any]]:
         """Where a stateful loader stands. None in place of its state where another iteration has
         replaced it: then a resume replays the epoch."""
@@ -298,8 +348,7 @@ class ResumableReader:
             iteration.site = call_site(frame)
         if iteration.is_over:
             raise StopIteration
-        if iteration.inner is None and self._is_unused(iteration):
-            self._resume, self._resumed = self._resumed, None
+        self._resume_again(iteration)
         if self._resume is not None:
             self._go_back(iteration, self._resume)
         if iteration.inner is None and self._is_another_training(iteration):
@@ -363,8 +412,8 @@ class ResumableReader:
             iteration.is_over = True
             if iteration.epoch is not None:
                 iteration.epoch.is_over = True
-            if not self._handed.count.handed_out:  # the epoch had no batches left
-                self._resumed = None
+            if not self._handed.count.handed_out and not iteration.is_chained:
+                self._resumed = None  # the epoch had no batches left
             with self._counting:
                 self._handed.count.end()
             raise
@@ -377,7 +426,8 @@ class ResumableReader:
         """Start an epoch."""
         with self._counting:
             self._drop_abandoned(iteration)
-        self._enter(iteration, Epoch(self.next_epoch(), self._place.generators()))
+        number = max(self.next_epoch(), iteration.first_epoch)
+        self._enter(iteration, Epoch(number, self._place.generators()))
         iteration.inner = self._place.begin_epoch()
 
     def _enter(self, iteration: _Iteration, epoch: Epoch) -> None:
@@ -391,9 +441,12 @@ class ResumableReader:
         is_running = training is not None and training is not iteration and not training.is_over
         return is_running and not iteration.is_chained
 
+    def _resume_again(self, iteration: _Iteration) -> None:
+        """Resume this iteration instead of one that ended, or was left, without a step."""
+        if iteration.inner is None and self._is_unused(iteration):
+            self._resume, self._resumed = self._resumed, None
+
     def _is_unused(self, iteration: _Iteration) -> bool:
-        """Whether the resumed iteration ended or was dropped without a step: then this iteration
-        resumes in its place."""
         training = self._training()
         is_gone = training is None or (training.is_over and not iteration.is_chained)
         is_another_loop = not iteration.is_sequel and iteration.site != self._site
@@ -435,7 +488,8 @@ class ResumableReader:
         return self._place.length() == trained.index
 
     def _look_for_end(self) -> None:
-        """Ask the loader for its end now, so that a resume need not replay the whole epoch."""
+        """Ask the loader for its end now, so that a resume need not replay the whole epoch. Reading
+        the end may draw (RandomSampler does), so it cannot be left out."""
         training = self._training()
         assert training is not None and training.inner is not None and training.epoch is not None
         ends = object()
@@ -454,14 +508,15 @@ class ResumableReader:
         Raises:
             StopIteration: the epoch that this iteration stands for is already trained.
         """
-        if self._skip:
+        if self._skip and not iteration.is_chained:
             self._skip -= 1
             iteration.is_over = True
             raise StopIteration
         now = resume.now if resume.now is not None else rng_state()
         own = resume.own if resume.own is not None else (resume.start or {}).get("own", {})
         epoch = Epoch(resume.epoch, resume.start, resume.is_over, has_trained=resume.has_begun)
-        self._resume, self._resumed = None, None if resume.is_over else resume
+        is_end = resume.is_over and not iteration.is_chained
+        self._resume, self._resumed = None, None if is_end else resume
         self._handed.forget_waiting()
         self._handed.trained = Batch(epoch, resume.batches, place=(resume.loader, own))
         self._epoch = epoch
@@ -469,15 +524,32 @@ class ResumableReader:
         self._ends_again = resume.has_read_end
         if resume.is_over or not resume.has_begun:
             self._place.go_between_epochs(resume, own=own, now=now)
-            if resume.is_over and not iteration.is_chained:
+            if is_end:
                 iteration.is_over = True
                 raise StopIteration
             return
         self._enter(iteration, epoch)
+        for other in self.siblings:  # what this one draws from now on they must not take back
+            if other is not self and other._resume is not None:
+                other._resume = replace(other._resume, now=None)
         iteration.inner = self._place.go_into_epoch(
             resume, now=now, on_progress=lambda done, s: self._report_replay(resume, done, s)
         )
         iteration.drawn = resume.batches
+
+    @property
+    def is_to_go_back(self) -> bool:
+        """Whether a state was loaded, and no batch was asked for since."""
+        return self._resume is not None
+
+    def _go_to_end(self, end: int) -> None:
+        """Bring the loader to the end of the epochs before ``end``, if the checkpoint was taken
+        there. Not later: what the program draws between two ``epochs`` belongs to the run."""
+        with self._reading:
+            resume = self._resume
+            if resume is not None and resume.is_over and resume.epoch + 1 == end:
+                self._go_back(_Iteration(self, is_chained=True), resume)
+                self._resumed = None
 
     # Events.
 
@@ -499,12 +571,21 @@ class ResumableReader:
 
 
 @dataclass(slots=True)
+class _Plan:
+    """Which epochs one call of ``epochs`` stands for."""
+
+    first: int
+    end: int
+    is_used: bool = False  # a step trained one of its batches, or all were trained before
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class _Epochs:
     """Epoch after epoch, as one iterator."""
 
     reader: ResumableReader
-    count: int
-    iteration: _Iteration | None = field(default=None)
+    plan: _Plan
+    iteration: _Iteration | None = None
     generation: int = -1  # of the reader, when an iteration began last
 
     def __iter__(self) -> Self:
@@ -514,17 +595,28 @@ class _Epochs:
         reader = self.reader
         while True:
             if self.iteration is None or self.iteration.generation not in (-1, reader._generation):
-                number = reader.next_epoch()
-                if number >= self.count:
-                    raise StopIteration
-                set_epoch(reader.loader, number)
-                is_sequel = self.generation == reader._generation
-                self.generation = reader._generation
-                self.iteration = _Iteration(reader, is_chained=True, is_sequel=is_sequel)
+                self.iteration = self._begin(sys._getframe(1))
             try:
                 return reader._next(self.iteration, sys._getframe(1))
             except StopIteration:
                 self.iteration = None
+
+    def _begin(self, frame: FrameType) -> _Iteration:
+        reader, plan = self.reader, self.plan
+        is_sequel = self.generation == reader._generation
+        made = _Iteration(reader, is_chained=True, is_sequel=is_sequel, first_epoch=plan.first)
+        made.site = call_site(frame)
+        reader._resume_again(made)
+        number = reader.next_epoch()
+        if not reader.is_to_go_back:
+            number = max(number, plan.first)
+        if number >= plan.end:
+            plan.is_used = True
+            reader._go_to_end(plan.end)
+            raise StopIteration
+        set_epoch(reader.loader, number)
+        self.generation = reader._generation
+        return made
 
 
 def _check_loader(loader: Any) -> None:
