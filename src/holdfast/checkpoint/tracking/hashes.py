@@ -220,7 +220,8 @@ def hash_tensors(columns: Sequence[torch.Tensor]) -> torch.Tensor:
         for start in range(0, rows, rows_max):
             part = words[start : start + rows_max].to(torch.int64)
             hashes[start : start + rows_max] += (part * factors).sum(1)
-    return hashes
+    # Guards keep the low half, in which a sum of two flipped signs would vanish.
+    return hashes ^ (hashes >> 32)
 
 
 def _words_of(column: torch.Tensor) -> torch.Tensor:

@@ -122,3 +122,12 @@ def test_hashes_of_a_save_that_ended_half_way_are_forgotten() -> None:
     hashes.end_save(is_committed=False)
     stage(hashes, table, range(500))  # the same rows again do not make the others known
     assert not hashes.is_known
+
+
+@pytest.mark.parametrize("width", [2, 4, 16])
+def test_half_of_a_device_hash_tells_rows_apart_whose_signs_were_flipped(width: int) -> None:
+    rows = torch.randn(200, width)
+    flipped = rows.clone()
+    flipped[:, :2] *= -1
+    halves = [hash_tensors([each]).numpy().astype(np.uint32) for each in (rows, flipped)]
+    assert (halves[0] != halves[1]).all()
