@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -46,6 +47,7 @@ class ReaderSlot:
         self._carried = carried
         self._plain: Any = None  # stored by its own state_dict
         self._readers: list[ResumableReader] = []  # in the order they were named
+        self._siblings: list[weakref.ref[ResumableReader]] = []
         self._beginnings: list[Mapping[str, Any]] = []  # their states when they were named
         self._current = 0  # which of them trained last
         self._steps = 0
@@ -117,7 +119,8 @@ class ReaderSlot:
         self._beginnings.append({**reader.state_dict(), "now": None})
         number = len(self._readers)
         self._readers.append(reader)
-        reader.siblings = self._readers
+        self._siblings.append(weakref.ref(reader))
+        reader.siblings = self._siblings
         state = self._late.pop(number, None)
         if state is not None:
             reader.load_state_dict(state)
@@ -199,7 +202,7 @@ class ReaderSlot:
             self._warn(
                 "several batches were read before the first step: whether they went into it or "
                 "were read ahead is known at the second, and this checkpoint was taken before",
-                "pass batches_per_step= to ck.epochs()",
+                "pass batches_per_step= to ck.epochs() or hf.attach()",
             )
         states = {number: self._state_of(number) for number in range(len(self._readers))}
         return join_states({**self._late, **states}, self._current)

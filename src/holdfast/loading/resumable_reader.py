@@ -27,16 +27,13 @@ Not here: which batches a step trained (handed_out.py), who holds the reader (re
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import FrameType
-from typing import Any, Self
-
-from torch.utils.data import DataLoader
+from typing import Any
 
 from holdfast import events
 from holdfast.errors import InvalidRequestError
@@ -44,35 +41,13 @@ from holdfast.loading.callers import DrawnBy, call_site
 from holdfast.loading.generators import host_state, is_same_state, load_rng_state, rng_state
 from holdfast.loading.handed_out import Batch, Epoch, HandedOut
 from holdfast.loading.interception import Interception
-from holdfast.loading.loader_place import LoaderPlace, chain, set_epoch
+from holdfast.loading.iterations import EpochPlan, Epochs, Iteration
+from holdfast.loading.loader_place import LoaderPlace, chain
 from holdfast.loading.reader_state import Resume, is_resumable, pack_state, parse_resume
+from holdfast.loading.stateful import check_loader
 from holdfast.loading.worker_generators import only_counts
 
 _AHEAD_MAX = 256  # batches read ahead of which generators and the loader's state are kept
-
-
-@dataclass(slots=True, eq=False, weakref_slot=True)
-class _Iteration:
-    """One iteration of the loader."""
-
-    reader: ResumableReader
-    is_chained: bool = False  # one of ``epochs``: the next follows without the loop's doing
-    is_sequel: bool = False  # of another in the same ``epochs``
-    first_epoch: int = 0  # of ``epochs``
-    inner: Iterator[Any] | None = None
-    epoch: Epoch | None = None
-    drawn: int = 0  # batches of the epoch
-    is_over: bool = False
-    is_other: bool = False  # not the one that is trained, as far as is known
-    generation: int = -1  # of the reader, when it drew last; -1: it never did
-    site: tuple[object, ...] = ()  # where in the program it drew first
-    is_alone: bool = True  # no other was begun meanwhile: the loader's state is this one's
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Any:
-        return self.reader._next(self, sys._getframe(1))
 
 
 class ResumableReader:
@@ -96,14 +71,16 @@ class ResumableReader:
         Raises:
             InvalidRequestError: the loader cannot be iterated, or fewer than one batch a step.
         """
-        _check_loader(loader)
+        check_loader(loader)
         if batches_per_step is not None and batches_per_step < 1:
             raise InvalidRequestError(
                 "a step trains at least one batch", batches_per_step=batches_per_step
             )
         self.loader = loader
         self.log = log or events.EventLog()
-        self.siblings: Sequence[ResumableReader] = ()  # of the same checkpointer, itself included
+        # All readers of the same checkpointer. Weak: torch's iterators wait for workers, in vain,
+        # where the garbage collector finds them in a cycle.
+        self.siblings: Sequence[weakref.ref[ResumableReader]] = ()
         self._place = LoaderPlace(loader, lambda: iter(loader))
         self._interception: Interception | None = None
         self._batches_per_step = batches_per_step
@@ -111,12 +88,12 @@ class ResumableReader:
         self._keeps_batches = isinstance(loader, Sequence)  # they are never freed
         self._reading = threading.RLock()  # held while the loader is used
         self._counting = threading.Lock()  # held while batches are counted
-        self._generation = 0  # grows with every load_state_dict
+        self.generation = 0  # grows with every load_state_dict
         self._resume: Resume | None = None  # loaded; the loader is not there yet
         self._resumed: Resume | None = None  # the loader is there; nothing was trained since
         self._skip = 0  # how many iterations will be empty
-        self._plan: _Plan | None = None  # of the last call of ``epochs``
-        self._planned: Callable[[], _Epochs | None] = lambda: None
+        self._plan: EpochPlan | None = None  # of the last call of ``epochs``
+        self._planned: Callable[[], Epochs | None] = lambda: None
         self._home = threading.get_ident()
         self._start_over(remembered=None)
 
@@ -126,19 +103,20 @@ class ResumableReader:
         )
         self._epoch: Epoch | None = None  # begun last
         self._site: tuple[object, ...] = ()  # where in the program it was begun
-        self._training: Callable[[], _Iteration | None] = lambda: None
-        self._other: Callable[[], _Iteration | None] = lambda: None
+        self._training: Callable[[], Iteration | None] = lambda: None
+        self._other: Callable[[], Iteration | None] = lambda: None
         self._again: deque[Mapping[str, Any] | None] = deque()  # generators of batches read again
         self._ends_again = False  # the end of the epoch behind them was read, too
         self._now: Mapping[str, Any] | None = None  # generators as training left them
         self._drawn_by = DrawnBy()
+        self._alive: tuple[int | None] | None = None  # batches not freed when a step was taken
         self._is_announced = False
         self._place.forget()
 
     # What a loop sees.
 
     def __iter__(self) -> Iterator[Any]:
-        return _Iteration(self)
+        return Iteration(self)
 
     def epochs(self, count: int) -> Iterator[Any]:
         """The batches of ``count`` epochs, without those that are trained already.
@@ -148,8 +126,8 @@ class ResumableReader:
         """
         last = self._plan
         first = 0 if last is None else last.end if last.is_used else last.first
-        self._plan = _Plan(first, first + count)
-        made = _Epochs(self, self._plan)
+        self._plan = EpochPlan(first, first + count)
+        made = Epochs(self, self._plan)
         self._planned = weakref.ref(made)
         return made
 
@@ -180,9 +158,17 @@ class ResumableReader:
         if not self._handed.count.handed_out:
             self._handed = HandedOut(batches, remembered=None, trained=self._handed.trained)
 
+    def stepped(self) -> None:
+        """An optimizer stepped, and ``trained`` will count it later: see now, while the loop still
+        holds them, which batches it has not freed."""
+        with self._counting:
+            self._alive = (self._drawn_by.alive(are_kept=self._keeps_batches),)
+
     def trained(self) -> None:
         """A step was trained: some of the batches handed out went into it."""
         with self._counting:
+            alive = self._alive or (self._drawn_by.alive(are_kept=self._keeps_batches),)
+            self._alive = None
             count, other = self._handed.count, self._other()
             if not count.ahead and other is not None and other.drawn:
                 self._promote(other)
@@ -193,7 +179,7 @@ class ResumableReader:
             self._handed.step(
                 is_thread=bool(count.ahead) and self._drawn_by.is_other_thread(),
                 is_apart=count.is_open and self._drawn_by.is_apart(),
-                alive=self._drawn_by.alive(are_kept=self._keeps_batches),
+                alive=alive[0],
             )
             self._drawn_by.forget()
         self._announce()
@@ -213,6 +199,24 @@ class ResumableReader:
     def is_guess(self) -> bool:
         """Whether it is not known yet how many batches the only step so far has trained."""
         return self._handed.count.is_guess
+
+    @property
+    def is_in_epoch(self) -> bool:
+        """Whether the trained iteration is running."""
+        training = self._training()
+        return training is not None and not training.is_over
+
+    @property
+    def has_read_ahead(self) -> bool:
+        """Whether batches wait that a step which was taken just now did not train."""
+        count = self._handed.count
+        return count.per_step is not None and count.ahead > count.per_step
+
+    def end_training(self, iteration: Iteration) -> None:
+        """An iteration that ended was one of training, even if no step came of it: what a resumed
+        run accumulates of the rest of an epoch is not read once more."""
+        if not iteration.is_other:
+            self._resumed = None
 
     def intercept(self) -> None:
         """Let every iteration of a DataLoader object go through this reader, until ``release``.
@@ -318,7 +322,7 @@ class ResumableReader:
                 todo="pass the loader that the run was trained with",
             )
         with self._reading, self._counting:
-            self._generation += 1
+            self.generation += 1
             self._start_over(remembered=resume.per_step)
             self._resume, self._resumed = resume, None
             self._skip = resume.epoch if self._skips_trained else 0
@@ -336,19 +340,20 @@ class ResumableReader:
 
     # Drawing.
 
-    def _next(self, iteration: _Iteration, frame: FrameType) -> Any:
+    def next_batch(self, iteration: Iteration, frame: FrameType) -> Any:
+        """The next batch of an iteration, for the code that ``frame`` runs."""
         with self._reading:
             return self._draw(iteration, frame)
 
-    def _draw(self, iteration: _Iteration, frame: FrameType) -> Any:
-        if iteration.generation != self._generation:  # new, or older than a restore
-            iteration.generation = self._generation
+    def _draw(self, iteration: Iteration, frame: FrameType) -> Any:
+        if iteration.generation != self.generation:  # new, or older than a restore
+            iteration.generation = self.generation
             iteration.inner, iteration.is_over = None, False
             iteration.drawn, iteration.is_other = 0, False
             iteration.site = call_site(frame)
         if iteration.is_over:
             raise StopIteration
-        self._resume_again(iteration)
+        self.resume_again(iteration)
         if self._resume is not None:
             self._go_back(iteration, self._resume)
         if iteration.inner is None and self._is_another_training(iteration):
@@ -357,7 +362,7 @@ class ResumableReader:
             return self._draw_other(iteration)
         return self._draw_training(iteration, frame)
 
-    def _draw_training(self, iteration: _Iteration, frame: FrameType) -> Any:
+    def _draw_training(self, iteration: Iteration, frame: FrameType) -> Any:
         """Read a batch and hand it out, with what a save needs to read it again."""
         count, last = self._handed.count, self._handed.last
         if self._place.is_stateful and last is not None and last.place is None:
@@ -393,7 +398,7 @@ class ResumableReader:
             self._drawn_by.note(frame, batch, is_watched=count.is_open)
         return batch
 
-    def _draw_other(self, iteration: _Iteration) -> Any:
+    def _draw_other(self, iteration: Iteration) -> Any:
         """Read for an iteration that is not the trained one, until a step says that it is."""
         if iteration.inner is None:
             iteration.epoch = Epoch(-1, self._place.generators())
@@ -404,7 +409,7 @@ class ResumableReader:
             self._other = weakref.ref(iteration)
         return self._read(iteration)
 
-    def _read(self, iteration: _Iteration) -> Any:
+    def _read(self, iteration: Iteration) -> Any:
         assert iteration.inner is not None
         try:
             batch = next(iteration.inner)
@@ -422,7 +427,7 @@ class ResumableReader:
 
     # Which iteration is the trained one.
 
-    def _begin(self, iteration: _Iteration) -> None:
+    def _begin(self, iteration: Iteration) -> None:
         """Start an epoch."""
         with self._counting:
             self._drop_abandoned(iteration)
@@ -430,30 +435,30 @@ class ResumableReader:
         self._enter(iteration, Epoch(number, self._place.generators()))
         iteration.inner = self._place.begin_epoch()
 
-    def _enter(self, iteration: _Iteration, epoch: Epoch) -> None:
+    def _enter(self, iteration: Iteration, epoch: Epoch) -> None:
         iteration.epoch, iteration.drawn = epoch, 0
         self._epoch, self._site = epoch, iteration.site
         self._training = weakref.ref(iteration)
 
-    def _is_another_training(self, iteration: _Iteration) -> bool:
+    def _is_another_training(self, iteration: Iteration) -> bool:
         """Whether another iteration than this is running, and is taken for the trained one."""
         training = self._training()
         is_running = training is not None and training is not iteration and not training.is_over
         return is_running and not iteration.is_chained
 
-    def _resume_again(self, iteration: _Iteration) -> None:
+    def resume_again(self, iteration: Iteration) -> None:
         """Resume this iteration instead of one that ended, or was left, without a step."""
         if iteration.inner is None and self._is_unused(iteration):
             self._resume, self._resumed = self._resumed, None
 
-    def _is_unused(self, iteration: _Iteration) -> bool:
+    def _is_unused(self, iteration: Iteration) -> bool:
         training = self._training()
         is_gone = training is None or (training.is_over and not iteration.is_chained)
         is_another_loop = not iteration.is_sequel and iteration.site != self._site
         is_at_home = self._drawn_by.is_thread(self._home)
         return self._resumed is not None and is_gone and is_another_loop and is_at_home
 
-    def _drop_abandoned(self, iteration: _Iteration) -> None:
+    def _drop_abandoned(self, iteration: Iteration) -> None:
         """Forget batches that no step will train: those of an iteration that was left early, or
         that ended without a step (an evaluation)."""
         epoch = self._epoch
@@ -466,7 +471,7 @@ class ResumableReader:
             if not epoch.has_trained:
                 epoch.is_over = False
 
-    def _promote(self, iteration: _Iteration) -> None:
+    def _promote(self, iteration: Iteration) -> None:
         """A step shows that another iteration is the trained one; the loop left the one before."""
         assert iteration.epoch is not None
         iteration.is_other = False
@@ -502,7 +507,7 @@ class ResumableReader:
 
     # Coming back.
 
-    def _go_back(self, iteration: _Iteration, resume: Resume) -> None:
+    def _go_back(self, iteration: Iteration, resume: Resume) -> None:
         """Bring the loader to where the checkpoint had it.
 
         Raises:
@@ -529,8 +534,9 @@ class ResumableReader:
                 raise StopIteration
             return
         self._enter(iteration, epoch)
-        for other in self.siblings:  # what this one draws from now on they must not take back
-            if other is not self and other._resume is not None:
+        for sibling in self.siblings:  # what this one draws from now on they must not take back
+            other = sibling()
+            if other is not None and other is not self and other._resume is not None:
                 other._resume = replace(other._resume, now=None)
         iteration.inner = self._place.go_into_epoch(
             resume, now=now, on_progress=lambda done, s: self._report_replay(resume, done, s)
@@ -542,13 +548,13 @@ class ResumableReader:
         """Whether a state was loaded, and no batch was asked for since."""
         return self._resume is not None
 
-    def _go_to_end(self, end: int) -> None:
+    def go_to_end(self, end: int) -> None:
         """Bring the loader to the end of the epochs before ``end``, if the checkpoint was taken
         there. Not later: what the program draws between two ``epochs`` belongs to the run."""
         with self._reading:
             resume = self._resume
             if resume is not None and resume.is_over and resume.epoch + 1 == end:
-                self._go_back(_Iteration(self, is_chained=True), resume)
+                self._go_back(Iteration(self, is_chained=True), resume)
                 self._resumed = None
 
     # Events.
@@ -567,69 +573,4 @@ class ResumableReader:
             events.ReaderReplayed(
                 epoch=resume.epoch, batches=done, batches_total=resume.batches, seconds=seconds
             )
-        )
-
-
-@dataclass(slots=True)
-class _Plan:
-    """Which epochs one call of ``epochs`` stands for."""
-
-    first: int
-    end: int
-    is_used: bool = False  # a step trained one of its batches, or all were trained before
-
-
-@dataclass(slots=True, eq=False, weakref_slot=True)
-class _Epochs:
-    """Epoch after epoch, as one iterator."""
-
-    reader: ResumableReader
-    plan: _Plan
-    iteration: _Iteration | None = None
-    generation: int = -1  # of the reader, when an iteration began last
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Any:
-        reader = self.reader
-        while True:
-            if self.iteration is None or self.iteration.generation not in (-1, reader._generation):
-                self.iteration = self._begin(sys._getframe(1))
-            try:
-                return reader._next(self.iteration, sys._getframe(1))
-            except StopIteration:
-                self.iteration = None
-
-    def _begin(self, frame: FrameType) -> _Iteration:
-        reader, plan = self.reader, self.plan
-        is_sequel = self.generation == reader._generation
-        made = _Iteration(reader, is_chained=True, is_sequel=is_sequel, first_epoch=plan.first)
-        made.site = call_site(frame)
-        reader._resume_again(made)
-        number = reader.next_epoch()
-        if not reader.is_to_go_back:
-            number = max(number, plan.first)
-        if number >= plan.end:
-            plan.is_used = True
-            reader._go_to_end(plan.end)
-            raise StopIteration
-        set_epoch(reader.loader, number)
-        self.generation = reader._generation
-        return made
-
-
-def _check_loader(loader: Any) -> None:
-    """Refuse what cannot be iterated, and what can be iterated only once."""
-    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
-        raise InvalidRequestError(
-            "a loader can be iterated",
-            type=type(loader).__name__,
-            todo="pass a DataLoader or another iterable of batches",
-        )
-    if hasattr(loader, "__next__") and not isinstance(loader, DataLoader):
-        raise InvalidRequestError(
-            "an iterator is used up once: no epoch can begin again",
-            type=type(loader).__name__,
-            todo="pass what it was made of: the loader, or an object whose __iter__ makes one",
         )

@@ -1,4 +1,4 @@
-"""What a checkpoint needs of a reader, and of anything else that it carries along.
+"""What a checkpoint needs of a reader, of a loader, and of anything else that it carries along.
 
 Not here: who holds the reader (reader_slot.py).
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
+
+from torch.utils.data import DataLoader
 
 from holdfast.errors import InvalidRequestError
 
@@ -48,3 +50,23 @@ def check_stateful(name: str, item: Any) -> None:
                 type=type(item).__name__,
                 todo="give it state_dict() and load_state_dict(), or leave it out",
             )
+
+
+def check_loader(loader: Any) -> None:
+    """Refuse what cannot be iterated, and what can be iterated only once.
+
+    Raises:
+        InvalidRequestError: says what to pass instead.
+    """
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise InvalidRequestError(
+            "a loader can be iterated",
+            type=type(loader).__name__,
+            todo="pass a DataLoader or another iterable of batches",
+        )
+    if hasattr(loader, "__next__") and not isinstance(loader, DataLoader):
+        raise InvalidRequestError(
+            "an iterator is used up once: no epoch can begin again",
+            type=type(loader).__name__,
+            todo="pass what it was made of: the loader, or an object whose __iter__ makes one",
+        )

@@ -6,9 +6,11 @@ thread or a double buffer some still wait. What tells these apart, in this order
 
 1. ``batches_per_step``, where the user passes it.
 2. Another thread than the training loop's draws the batches: a step trains one.
-3. The loop draws its own batches, several before its first step, and has freed all but the last of
+3. The process before found that a step trains so many while others wait: so it does in this one,
+   which may begin where too few batches are left of an epoch to show it.
+4. The loop draws its own batches, several before its first step, and has freed all but the last of
    them by then: it accumulated or skipped. A batch that waits is still in memory.
-4. The pattern. A loop with something that reads ahead draws more batches before its first step than
+5. The pattern. A loop with something that reads ahead draws more batches before its first step than
    before each of the next ones. A loop that accumulates draws as many.
 
 Invariants:
@@ -92,8 +94,10 @@ class TrainedCount:
             self._first = drawn
             if drawn > 1 and alive in (0, 1) and not is_apart and not self._assumed:
                 self._settle(None, "freed")
+            elif self._assumed:
+                self._settle(self._assumed, "remembered")
             elif self._assumed is not None:
-                self._per_step = self._assumed or None
+                self._per_step = None
             elif drawn > 1 and (is_apart or alive is not None):
                 self._per_step = 1  # likelier than all of them, until the pattern is known
         elif self._is_open and drawn and not has_ended:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import random
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from holdfast import events
 from holdfast.errors import HoldfastWarning, InvalidRequestError
+from holdfast.loading.reader_slot import ReaderSlot
 from tests.unit.loading.readerjob import (
     BATCHES,
     Plain,
@@ -167,6 +170,29 @@ def test_a_loop_of_500_steps_trains_500(make: Any, way: str, tmp_path: Path) -> 
                 if run.ck.current_step == stop:
                     break
     assert steps == run.ck.current_step == 500
+
+
+@pytest.mark.parametrize("is_intercepted", [False, True])
+def test_loaders_go_without_the_garbage_collector(is_intercepted: bool) -> None:
+    """In a cycle torch's iterators cannot tell their workers to end, and wait 5 s for each."""
+    gc.collect()
+    gc.disable()
+    try:
+        loaders = [make_loader("plain"), make_loader("stateful")]
+        slot = ReaderSlot(loaders[0] if is_intercepted else None, events.EventLog())
+        batches = [slot.epochs(loader, 2, batches_per_step=None) for loader in loaders]
+        for _ in range(3):
+            for each in batches:
+                next(each)
+            slot.trained()
+        slot.load_state_dict(slot.state_dict())
+        for each in batches:
+            next(each)
+        left = [weakref.ref(loader) for loader in loaders]
+        del loaders, batches, each, slot
+        assert [ref() for ref in left] == [None, None]
+    finally:
+        gc.enable()
 
 
 # Notices.
