@@ -30,6 +30,9 @@ lint: $(READY)
 bench: $(READY)
 	$(PY) -m holdfast.cli.main bench --out docs/benchmarks.md
 
+# The libraries that tests/clients trains with ask for other versions of torch, NumPy and Ray: they
+# come without dependencies. pyproject.toml has what they need to run.
+#
 # torch comes first and pinned: anything looser pulls gigabytes of CUDA packages. So does TorchRec,
 # which asks for fbgemm-gpu: it comes last, without dependencies, with the build for CPUs.
 $(READY): pyproject.toml
@@ -37,6 +40,8 @@ $(READY): pyproject.toml
 	$(PY) -m pip install -q torch==2.13.0
 	$(PY) -m pip install -q torch==2.13.0 -e '.[dev]'
 	$(PY) -m pip install -q --no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0
+	$(PY) -m pip install -q --no-deps torch-rechub==0.9.0 deepctr-torch==0.3.0 fuxictr==2.3.10 \
+	  recbole==1.2.1
 	touch $(READY)
 
 clean:

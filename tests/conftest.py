@@ -32,12 +32,14 @@ TESTS = Path(__file__).parent
 # process that tests it, and all others, servers included, load it from the cache. Then whatever
 # takes long, longest first, so that no process is left alone with it at the end.
 ORDER = ("unit/kernels", "unit/bench", "torchrec", "ranks", "cluster", "unit/cli", "unit/recsys",
-         "loops", "crash", "hostile", "unit/cluster", "model", "unit/checkpoint")  # fmt: skip
+         "clients", "gpu", "loops", "crash", "hostile", "unit/cluster", "model",
+         "unit/checkpoint")  # fmt: skip
 # Folders that stay together: one run of all sections, or one pool of processes, serves their tests.
 WHOLE = ("unit/bench", "ranks", "torchrec")
 # Whose tests may each run in another process: they take long, and share nothing.
 SPREAD = ("cluster", "crash", "hostile/test_bit_flips.py", "unit/cli/test_cluster.py",
-          "unit/cli/test_demo.py", "unit/recsys", "loops")  # fmt: skip
+          "unit/cli/test_demo.py", "unit/recsys", "clients", "gpu/test_loops.py",
+          "loops")  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -31,16 +31,19 @@ if TYPE_CHECKING:
         CorruptDataError,
         DataLossError,
         HoldfastError,
+        HoldfastWarning,
         InvalidRequestError,
         NotFoundError,
         UnavailableError,
     )
+    from holdfast.integrations.attach import Attachment, attach
     from holdfast.interchange.importer import Imported, import_checkpoint
     from holdfast.loading.granted_loader import GrantedLoader
     from holdfast.pieces import Piece
     from holdfast.placement import Placement
 
 __all__ = [
+    "Attachment",
     "BitsFor",
     "CheckpointInfo",
     "Checkpointer",
@@ -53,6 +56,7 @@ __all__ = [
     "FailureEstimate",
     "GrantedLoader",
     "HoldfastError",
+    "HoldfastWarning",
     "Imported",
     "InvalidRequestError",
     "Keep",
@@ -68,6 +72,7 @@ __all__ = [
     "Strategy",
     "UnavailableError",
     "VerifyReport",
+    "attach",
     "import_checkpoint",
     "open",
     "verify",
@@ -86,6 +91,7 @@ _HOMES = {
     "checkpoint.strategy": ("Strategy",),
     "checkpoint.verify": ("VerifyReport", "verify"),
     "checkpoint.save": ("Save", "SaveStats"),
+    "integrations.attach": ("Attachment", "attach"),
     "interchange.importer": ("Imported", "import_checkpoint"),
     "pieces": ("Piece",),
     "placement": ("Placement",),
@@ -94,6 +100,7 @@ _HOMES = {
         "CorruptDataError",
         "DataLossError",
         "HoldfastError",
+        "HoldfastWarning",
         "InvalidRequestError",
         "NotFoundError",
         "UnavailableError",

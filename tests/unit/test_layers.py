@@ -44,7 +44,16 @@ ALLOWED = {
     "modelstate": {"errors", "names", "pieces", "schema", "tables", "tensors"},
     "torchrec": {"devices", "errors", "names", "pieces", "tables"},
 }
-for upper in ("checkpoint", "interchange", "lightning", "cluster", "recsys", "report", "bench"):
+for upper in (
+    "checkpoint",
+    "interchange",
+    "lightning",
+    "integrations",
+    "cluster",
+    "recsys",
+    "report",
+    "bench",
+):
     ALLOWED[upper] = set(ALLOWED)
 ALLOWED["cli"] = set(ALLOWED)
 KERNEL_PACKAGES = {
