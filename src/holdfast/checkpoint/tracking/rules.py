@@ -186,7 +186,7 @@ def rule_of(
     if known is None or not has_own_step(kind):
         return Rule(
             UNKNOWN,
-            f"{kind.__qualname__} is not an optimizer of which Holdfast knows what rows it moves",
+            f"Holdfast does not know which rows {kind.__qualname__} moves",
         )
     if group.get("weight_decay", 0):
         return Rule(
