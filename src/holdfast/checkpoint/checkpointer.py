@@ -99,7 +99,7 @@ class Checkpointer:
         for name, item in self._extras.items():
             check_stateful(name, item)
         self._log = open_log(self.settings)
-        self._reader = ReaderSlot(reader, self._log)
+        self._reader = ReaderSlot(reader, self._log, carried=self._extras)
         self._planner = Planner(self._strategy, self.settings, self._log)
         codecs = self._planner.plan_codec(restores=0)  # a bad one is refused here, not at a save
         self._storage = as_storage(url, self.settings.storage_options)

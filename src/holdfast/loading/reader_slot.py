@@ -57,6 +57,8 @@ class ReaderSlot:
         self._is_placed_elsewhere = False
         self._has_looked = False  # for loaders that nobody named
         self._must_ask_epoch = False
+        self._asked_epoch = 0  # what ``epoch`` said between a load and the first ``epochs``
+        self._has_planned = False  # ``epochs`` was called since the last load
         self._warned: set[str] = set()
         if isinstance(reader, ResumableReader):
             reader.log = log
@@ -88,8 +90,12 @@ class ReaderSlot:
         """The epoch that is trained, from 0."""
         self._must_ask_epoch = False
         if self._current < len(self._readers):
-            return self._readers[self._current].epoch
-        return int(self._late.get(self._current, {}).get("epoch", 0))
+            found = self._readers[self._current].epoch
+        else:
+            found = int(self._late.get(self._current, {}).get("epoch", 0))
+        if self._loaded_step and not self._has_planned:
+            self._asked_epoch = found
+        return found
 
     def epochs(
         self, loader: Iterable[Any], count: int, *, batches_per_step: int | None
@@ -98,6 +104,14 @@ class ReaderSlot:
         if count < 0:
             raise InvalidRequestError("a number of epochs is not negative", epochs=count)
         self._must_ask_epoch = False
+        if 0 < count <= self._asked_epoch:
+            self._warn(
+                f"the first ck.epochs() after the resume stands for epochs that are trained, and "
+                f"ck.epoch was asked before: a loop that begins at epoch {self._asked_epoch} and "
+                "calls ck.epochs() for each trains too few",
+                "call ck.epochs() as often as in a new run: for _ in range(n)",
+            )
+        self._asked_epoch, self._has_planned = 0, True
         for reader in self._readers:
             if reader.loader is loader or reader is loader:
                 if batches_per_step is not None:
@@ -191,7 +205,8 @@ class ReaderSlot:
     def loaded(self, step: int) -> None:
         """A checkpoint was loaded, with a reader's state or without."""
         self._loaded_step = step
-        self._has_looked = False
+        self._has_looked = self._has_planned = False
+        self._asked_epoch = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Where training is."""

@@ -229,6 +229,25 @@ def test_a_resumed_run_without_a_loader_says_so_in_its_events(tmp_path: Path) ->
     assert "at step 3, and no loader was named" in notice.reason
 
 
+def test_a_loop_that_begins_at_the_epoch_and_plans_each_is_reported(tmp_path: Path) -> None:
+    """Each ck.epochs() stands for epochs from the first on: such a loop trains too few."""
+
+    def train(stop: int | None) -> int:
+        loader = make_loader("plain")
+        run = Run(tmp_path, seed=1)
+        with run.ck, contextlib.suppress(Stopped):
+            run.ck.resume()
+            for _ in range(run.ck.epoch, 3):
+                for _ in run.ck.epochs(loader, 1):
+                    run.step(stop)
+        return run.ck.current_step
+
+    stopped = train(BATCHES + 2)
+    assert stopped == BATCHES + 2
+    with pytest.warns(HoldfastWarning, match="trains too few"):
+        assert train(None) < 3 * BATCHES
+
+
 def test_a_loop_that_counts_epochs_from_0_after_a_resume_is_reported(tmp_path: Path) -> None:
     def train(stop: int | None) -> None:
         loader = make_loader("plain")
