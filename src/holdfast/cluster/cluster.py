@@ -149,8 +149,7 @@ class Cluster:
 
         ``entry`` is ``"module:function"``; it is called with a Session and ``args``. Workers run
         freely, at most ``ahead_max`` batches ahead of the slowest, or synchronously in rounds of
-        one batch each. ``on_tick`` is called before the first batch, then about fifty times a
-        second.
+        one batch each. ``on_tick`` is called about fifty times a second.
 
         With a second layer checkpoints are taken meanwhile; where more is lost than parity makes up
         for and everybody goes back to the last one, workers are started again.
@@ -172,8 +171,6 @@ class Cluster:
         started = time.monotonic()
         self._lost_workers.clear()
         self._has_rewound.clear()
-        if on_tick is not None:
-            on_tick(leases)
         self._start_workers(order, workers)
         lost = 0
         # A server lost at the very end may still take batches back.

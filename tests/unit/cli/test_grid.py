@@ -100,7 +100,7 @@ def floored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(baseline, "FLOOR_PAYS_AT", 1e-9)
     with Life(tmp_path / "run", extract=hf.Extract(0.2), floors=True) as life:
         for start in range(9):
-            life.save(range(start, 300, 7), range(start, 90, 5))
+            life.save(range(start, 300, 14), range(start, 90, 15))
     return tmp_path / "run"
 
 
