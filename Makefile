@@ -12,13 +12,15 @@ test: $(READY) lint
 	$(PY) -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 # What is left to chance, TIMES as often: clusters whose servers crash at random messages, trainings
-# killed at random moments, and every property and state machine with new examples. An hour or two;
-# a failure prints its seed or its example.
+# killed at random moments, messages that nobody of ours would send, stores and files that lie, and
+# every property and state machine with new examples. Some hours; a failure prints its seed or its
+# example.
 TIMES ?= 20
 soak: $(READY)
 	HOLDFAST_CHAOS_RUNS=$$((8 * $(TIMES))) HOLDFAST_KILLS=$$((200 * $(TIMES))) \
 	HOLDFAST_EXAMPLES=$(TIMES) \
 	HOLDFAST_S3_CASES=$$((2 * $(TIMES))) HOLDFAST_S3_KILLS=$$((6 * $(TIMES))) \
+	HOLDFAST_WIRE_MESSAGES=$$((25000 * $(TIMES))) HOLDFAST_HOSTILE_COUNT=$$((50000 * $(TIMES))) \
 	$(PY) -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --timeout 7200 \
 	  -m "soak or hypothesis"
 
@@ -28,7 +30,7 @@ lint: $(READY)
 	$(PY) -m mypy
 
 bench: $(READY)
-	$(PY) -m holdfast.cli.main bench --out docs/benchmarks.md
+	$(PY) -m benchmarks --out docs/benchmarks.md
 
 # The libraries that tests/clients trains with ask for other versions of torch, NumPy and Ray: they
 # come without dependencies. pyproject.toml has what they need to run.

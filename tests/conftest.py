@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import random
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,12 +15,22 @@ import torch
 from hypothesis import is_hypothesis_test, settings
 from torch import nn
 
-from holdfast.modelstate import ModelState
+from holdfast.model.model_state import ModelState
 from tests.s3servers import Moto, Rclone, Server
 
 settings.register_profile("holdfast", deadline=None)  # no test is about how long it takes
 settings.load_profile("holdfast")
 EXAMPLES = int(os.environ.get("HOLDFAST_EXAMPLES", "1"))  # times as many as a test asks for
+
+# Tests that draw their own input begin with this seed, and print it when they fail. Where more
+# examples are asked for, every run draws others.
+_DRAWN = random.SystemRandom().randrange(2**32) if EXAMPLES > 1 else 20261118
+SEED = int(os.environ.get("HOLDFAST_HOSTILE_SEED", _DRAWN))
+
+# One thread for torch, in every process that tests start: they share the cores already, and threads
+# that wait for each other inside tiny operations took a third of the suite's processor time.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # A runner in the background ignores Ctrl-C, and so would every process that tests start; one
 # started from a terminal does not.
@@ -31,15 +43,15 @@ TESTS = Path(__file__).parent
 # What begins first where several processes share the work. Kernels: each is compiled by the one
 # process that tests it, and all others, servers included, load it from the cache. Then whatever
 # takes long, longest first, so that no process is left alone with it at the end.
-ORDER = ("unit/kernels", "unit/bench", "torchrec", "ranks", "cluster", "unit/cli", "unit/recsys",
+ORDER = ("unit/kernels", "benchmarks", "torchrec", "ranks", "cluster", "unit/cli", "unit/recsys",
          "clients", "gpu", "loops", "crash", "hostile", "unit/cluster", "model",
          "unit/checkpoint")  # fmt: skip
 # Folders that stay together: one run of all sections, or one pool of processes, serves their tests.
-WHOLE = ("unit/bench", "ranks", "torchrec")
+WHOLE = ("benchmarks", "ranks", "torchrec")
 # Whose tests may each run in another process: they take long, and share nothing.
-SPREAD = ("cluster", "crash", "hostile/test_bit_flips.py", "unit/cli/test_cluster.py",
-          "unit/cli/test_demo.py", "unit/recsys", "clients", "gpu/test_loops.py",
-          "loops")  # fmt: skip
+SPREAD = ("cluster", "crash", "hostile/test_bit_flips.py", "hostile/test_campaign.py",
+          "unit/cli/test_cluster.py", "unit/cli/test_demo.py", "unit/recsys", "clients",
+          "gpu/test_loops.py", "loops")  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -163,11 +175,25 @@ def fingerprint(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> di
     return found
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True, scope="module")
+def imports_out_of_sight() -> Iterator[None]:
+    """Take what imports left out of the garbage collector's sight: hundreds of thousands of
+    objects, which each collection would pass over, and each look at all objects of the process,
+    which every Checkpointer takes once."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
 def seeded() -> None:
-    """The same random numbers in every run."""
-    torch.manual_seed(7)
-    np.random.seed(7)
+    """A test draws the same numbers in every run, whichever tests ran before it."""
+    print(f"HOLDFAST_HOSTILE_SEED={SEED}")
+    torch.manual_seed(SEED)
+    np.random.seed(SEED)
+    random.seed(SEED)
 
 
 @pytest.fixture(scope="session")

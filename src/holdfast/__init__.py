@@ -1,32 +1,36 @@
-"""Holdfast: training of recommendation models that loses machines and goes on.
+"""Holdfast: fault-tolerant training for recommendation models.
 
     import holdfast as hf
-    ck = hf.Checkpointer(url, model=model, optimizer=optimizer, every=1000)
-    step = ck.resume()
-    for batch in loader:
-        ...
-        ck.step()
+    with hf.Checkpointer(url, model=model, optimizer=optimizer, every=1000) as ck:
+        ck.resume()
+        for batch in ck.epochs(loader, 5):
+            ...
+            ck.step()
 
 Names are imported when first used, so that a process that needs only storage or kernels does not
 pay for torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from holdfast.checkpoint.bitwidth import BitsFor, FailureEstimate
+if _TYPE_CHECKING:
     from holdfast.checkpoint.checkpointer import Checkpointer
-    from holdfast.checkpoint.codec import Codec
-    from holdfast.checkpoint.grid import Extract
-    from holdfast.checkpoint.interval import Every, Pls
-    from holdfast.checkpoint.priority import Priority
-    from holdfast.checkpoint.retention import Keep
-    from holdfast.checkpoint.run import CheckpointInfo, Rows, Run, open
-    from holdfast.checkpoint.save import Save, SaveStats
+    from holdfast.checkpoint.format.codec import Codec
+    from holdfast.checkpoint.grid.decide import Extract
+    from holdfast.checkpoint.planning.bits import BitsFor, FailureEstimate
+    from holdfast.checkpoint.planning.interval import Every, Pls
+    from holdfast.checkpoint.planning.retention import Keep
+    from holdfast.checkpoint.restoring.restore import RestoreStats
+    from holdfast.checkpoint.run import CheckpointInfo, Rows, Run
+    from holdfast.checkpoint.run import open as open
+    from holdfast.checkpoint.saving.pending import PendingSave, SaveStats
+    from holdfast.checkpoint.selecting.priority import Priority
+    from holdfast.checkpoint.settings import Settings
     from holdfast.checkpoint.strategy import Strategy
     from holdfast.checkpoint.verify import VerifyReport, verify
     from holdfast.errors import (
+        CommitUnknownError,
         ConflictError,
         CorruptDataError,
         DataLossError,
@@ -34,20 +38,24 @@ if TYPE_CHECKING:
         HoldfastWarning,
         InvalidRequestError,
         NotFoundError,
+        SaveCancelledError,
         UnavailableError,
     )
     from holdfast.integrations.attach import Attachment, attach
     from holdfast.interchange.importer import Imported, import_checkpoint
     from holdfast.loading.granted_loader import GrantedLoader
-    from holdfast.pieces import Piece
-    from holdfast.placement import Placement
+    from holdfast.model.pieces import Piece
+    from holdfast.model.placement import Placement
+    from holdfast.storage.base import Storage
 
+# All that ``from holdfast import *`` brings: not ``open``, which would hide Python's own.
 __all__ = [
     "Attachment",
     "BitsFor",
     "CheckpointInfo",
     "Checkpointer",
     "Codec",
+    "CommitUnknownError",
     "ConflictError",
     "CorruptDataError",
     "DataLossError",
@@ -61,41 +69,42 @@ __all__ = [
     "InvalidRequestError",
     "Keep",
     "NotFoundError",
+    "PendingSave",
     "Piece",
     "Placement",
     "Pls",
     "Priority",
+    "RestoreStats",
     "Rows",
     "Run",
-    "Save",
+    "SaveCancelledError",
     "SaveStats",
+    "Settings",
+    "Storage",
     "Strategy",
     "UnavailableError",
     "VerifyReport",
     "attach",
     "import_checkpoint",
-    "open",
     "verify",
 ]
 
 _HOMES = {
-    "checkpoint.bitwidth": ("BitsFor", "FailureEstimate"),
     "checkpoint.checkpointer": ("Checkpointer",),
-    "checkpoint.codec": ("Codec",),
-    "checkpoint.grid": ("Extract",),
-    "checkpoint.interval": ("Every", "Pls"),
-    "checkpoint.priority": ("Priority",),
-    "loading.granted_loader": ("GrantedLoader",),
-    "checkpoint.retention": ("Keep",),
+    "checkpoint.format.codec": ("Codec",),
+    "checkpoint.grid.decide": ("Extract",),
+    "checkpoint.planning.bits": ("BitsFor", "FailureEstimate"),
+    "checkpoint.planning.interval": ("Every", "Pls"),
+    "checkpoint.planning.retention": ("Keep",),
+    "checkpoint.restoring.restore": ("RestoreStats",),
     "checkpoint.run": ("CheckpointInfo", "Rows", "Run", "open"),
+    "checkpoint.saving.pending": ("PendingSave", "SaveStats"),
+    "checkpoint.selecting.priority": ("Priority",),
+    "checkpoint.settings": ("Settings",),
     "checkpoint.strategy": ("Strategy",),
     "checkpoint.verify": ("VerifyReport", "verify"),
-    "checkpoint.save": ("Save", "SaveStats"),
-    "integrations.attach": ("Attachment", "attach"),
-    "interchange.importer": ("Imported", "import_checkpoint"),
-    "pieces": ("Piece",),
-    "placement": ("Placement",),
     "errors": (
+        "CommitUnknownError",
         "ConflictError",
         "CorruptDataError",
         "DataLossError",
@@ -103,13 +112,36 @@ _HOMES = {
         "HoldfastWarning",
         "InvalidRequestError",
         "NotFoundError",
+        "SaveCancelledError",
         "UnavailableError",
     ),
+    "integrations.attach": ("Attachment", "attach"),
+    "interchange.importer": ("Imported", "import_checkpoint"),
+    "loading.granted_loader": ("GrantedLoader",),
+    "model.pieces": ("Piece",),
+    "model.placement": ("Placement",),
+    "storage.base": ("Storage",),
 }
+_MODULE_OF = {name: home for home, names in _HOMES.items() for name in names}
+_RENAMED = {"Save": "PendingSave"}  # names of 0.4
 
 
-def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"holdfast.{home}"), name)
-    raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("holdfast")
+    if name in _RENAMED:
+        import warnings
+
+        new = _RENAMED[name]
+        text = f"holdfast.{name} is deprecated; use holdfast.{new}"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return getattr(_import_module(f"holdfast.{_MODULE_OF[new]}"), new)
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    return getattr(_import_module(f"holdfast.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*_MODULE_OF, "__version__"])

@@ -259,7 +259,7 @@ class ReaderReplayed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderNotice(Event):
-    """A resumed run may not read on where it stopped; what to change."""
+    """A resumed run may not go on where it stopped; what to change."""
 
     kind: ClassVar[str] = "reader_notice"
     reason: str

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from holdfast.cluster.spec import ClusterSpec
-from holdfast.kernels import initial, optimizers
+from holdfast.kernels.servers import initial, optimizers
 
 
 class Oracle:

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast import events
 from holdfast.cli.main import run
-from holdfast.report.cluster import split_runs, summarize
+from holdfast.report.cluster.training import split_runs, summarize
 
 SMALL = ["compare", "--preset", "tiny", "--rows", "1500", "--batch-size", "64", "--servers", "3"]
 SMALL += ["--workers", "2", "--silence", "0"]

@@ -14,7 +14,7 @@ from holdfast.cluster.coordinator import Settings
 from holdfast.cluster.shard import Shard
 from holdfast.cluster.spec import ClusterSpec, Optimizer, TableSpec
 from holdfast.errors import DataLossError
-from holdfast.placement import Placement
+from holdfast.model.placement import Placement
 from tests.cluster.chaos import Chaos
 from tests.cluster.oracle import Oracle, random_gradients
 from tests.cluster.test_protocol import check_same, make_spec, start

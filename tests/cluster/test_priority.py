@@ -17,7 +17,7 @@ from holdfast.cluster.clustersave import order_for
 from holdfast.cluster.shard import Shard
 from holdfast.cluster.spec import ClusterSpec, Optimizer, TableSpec
 from holdfast.errors import UnavailableError
-from holdfast.placement import Placement
+from holdfast.model.placement import Placement
 from tests.cluster.trial import Trial, is_same, rows_of, trial
 
 LARGE = ("users", "items")

@@ -16,7 +16,7 @@ from holdfast.cluster.leases import Lease, Leases
 from holdfast.cluster.message import Message
 from holdfast.cluster.spec import ClusterSpec, Optimizer, TableSpec
 from holdfast.errors import DataLossError, HoldfastError
-from holdfast.placement import Placement
+from holdfast.model.placement import Placement
 from tests.cluster.oracle import Oracle, random_gradients
 from tests.cluster.threads import ThreadEngine
 

@@ -15,18 +15,18 @@ from typer.testing import CliRunner
 
 import holdfast as hf
 from holdfast import events
-from holdfast.checkpoint.codec import parse_codec
-from holdfast.checkpoint.errorbound import error_bound
+from holdfast.checkpoint.format.codec import parse_codec
 from holdfast.checkpoint.strategy import Strategy
 from holdfast.cli.main import app
 from holdfast.cluster.client import Client
 from holdfast.cluster.leases import Leases
 from holdfast.cluster.spec import ClusterSpec, Optimizer, TableSpec
 from holdfast.errors import DataLossError, HoldfastError, UnavailableError
-from holdfast.placement import Placement
+from holdfast.model.placement import Placement
 from tests.cluster.oracle import Oracle, random_gradients
 from tests.cluster.test_protocol import check_same, make_spec
 from tests.cluster.trial import SINCE_BASE, STEPS, Trial, is_same, rows_of, trial
+from tests.unit.checkpoint.format.error_bound import error_bound
 
 
 @pytest.mark.parametrize(

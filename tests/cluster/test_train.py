@@ -17,8 +17,8 @@ from holdfast.cluster.engine import LocalEngine
 from holdfast.cluster.leases import Leases
 from holdfast.cluster.worker import Session
 from holdfast.errors import InvalidRequestError
-from holdfast.recsys import clustertrain
-from holdfast.recsys.clustertrain import BatchTold, Layout, Told, Workload, make_cluster_spec
+from holdfast.recsys import cluster_train
+from holdfast.recsys.cluster_train import BatchTold, Layout, Told, Workload, make_cluster_spec
 
 WORKLOAD = Workload(preset="tiny", rows=2000, batch_size=64)
 LAYOUT = Layout(servers=3, data=2, parity=1, locks=2)
@@ -48,16 +48,21 @@ class Trained:
 
     def _train(self, folder: Path, tick: Tick, workers: int) -> None:
         driver = Session(self.cluster.connect())
-        clustertrain.start_networks(WORKLOAD, driver)
+        cluster_train.start_networks(WORKLOAD, driver)
+
+        def on_tick(leases: Leases) -> None:
+            tick(self.cluster, leases, self.happened)
+
         self.outcome: Outcome = self.cluster.train(
-            clustertrain.ENTRY,
+            cluster_train.ENTRY,
             {"workload": WORKLOAD.to_args(), "told": str(folder)},
             batches=range(BATCHES),
             workers=workers,
-            on_tick=lambda leases: tick(self.cluster, leases, self.happened),
+            on_begin=on_tick,  # a tick may hold batches back: before the first is trained, too
+            on_tick=on_tick,
         )
         self.cluster.wait_whole(60)
-        self.auc = clustertrain.evaluate_cluster(WORKLOAD, driver, samples=4096)
+        self.auc = cluster_train.evaluate_cluster(WORKLOAD, driver, samples=4096)
         driver.close()
         self.told: list[BatchTold] = Told(folder).read()
 
@@ -95,6 +100,21 @@ def test_training_goes_on_when_a_server_is_killed_and_no_push_is_lost(tmp_path: 
         assert trained.pushes() == BATCHES
 
 
+def test_what_holds_batches_back_is_heard_before_any_worker_starts(tmp_path: Path) -> None:
+    finished: list[int] = []
+
+    def tick(cluster: Cluster, leases: Leases, happened: list[events.Event]) -> None:
+        if not finished:
+            assert not of(happened, events.WorkerStarted)
+        finished.append(leases.finished)
+        leases.hold_after(1 if len(finished) < 5 else None)
+
+    trained = Trained(tmp_path, tick, workers=2)
+    with closing(trained.cluster):
+        assert max(finished[:5]) <= 1
+        assert trained.outcome.batches == BATCHES
+
+
 def test_a_killed_worker_is_replaced_and_every_batch_is_trained_once(tmp_path: Path) -> None:
     killed: list[int] = []
 
@@ -126,9 +146,9 @@ def test_synchronous_training_is_the_same_to_the_bit_every_time(tmp_path: Path) 
         engine = LocalEngine(logs=folder / "logs")
         with Cluster(spec, engine=engine, settings=Settings(spares=0, pulse_s=0)) as cluster:
             driver = Session(cluster.connect())
-            clustertrain.start_networks(WORKLOAD, driver)
+            cluster_train.start_networks(WORKLOAD, driver)
             cluster.train(
-                clustertrain.ENTRY,
+                cluster_train.ENTRY,
                 {"workload": WORKLOAD.to_args(), "told": str(folder)},
                 batches=range(6),
                 workers=2,

@@ -12,7 +12,7 @@ import torch
 
 import holdfast as hf
 from holdfast.storage import Storage, open_storage, probe
-from holdfast.storage.s3 import S3Storage
+from holdfast.storage.s3.objects import S3Storage
 from tests.conftest import TinyModel, make_optimizers, train_steps
 from tests.s3proxy import Fate, Proxy, proxy_before
 from tests.s3servers import BUCKET, Server
@@ -54,11 +54,11 @@ def test_a_commit_costs_two_requests_beyond_the_data_and_lists_nothing(
         ck.resume()
         for step in range(2):  # a writer that takes over looks at everything once
             train_steps(model, optimizers, range(step, step + 1), after=ck.step)
-            ck.save().durable()
+            ck.save().result()
         for step in range(2, 6):
             train_steps(model, optimizers, range(step, step + 1), after=ck.step)
             proxy.take()
-            ck.save().durable()
+            ck.save().result()
             ck.wait()
             sent = requests_of(proxy, storage)
             assert not [label for label in sent if "list-type" in label or "uploads" in label]
@@ -82,7 +82,7 @@ def test_a_second_process_that_only_reads_writes_nothing(server: Server, proxy: 
     model = TinyModel()
     optimizers = make_optimizers(model, "sgd")
     with hf.Checkpointer(storage, model=model, optimizer=optimizers) as ck:
-        ck.save().durable()
+        ck.save().result()
     proxy.take()
     run = hf.open(storage.url, storage_options=server.options(proxy.endpoint))
     run.read(0, "users.weight", rows=[3, 5])
@@ -247,3 +247,11 @@ def test_unknown_settings_are_refused() -> None:
         open_storage("s3://bucket/run", holdfast={"tries": 0})
     with pytest.raises(hf.InvalidRequestError, match="settle_s"):
         open_storage("s3://bucket/run", holdfast={"lease_s": 1, "settle_s": 1})
+
+
+def test_names_that_no_object_of_ours_has_are_not_listed(server: Server, proxy: Proxy) -> None:
+    storage = opened(server, proxy)
+    assert isinstance(storage, S3Storage)
+    for name in ("objects/c1/a.hf", "objects/c1/a\\b.hf"):
+        storage._bucket.put_once(name, b"x")
+    assert [item.name for item in storage.list("objects/")] == ["objects/c1/a.hf"]

@@ -4,7 +4,7 @@ Invariants:
 - Death is SIGKILL: no handler, no thread and no buffer survives it.
 - A death says what it must leave behind, so that whoever chose it can check that it happened.
 
-Not here: errors and crashes within a process (holdfast.storage.fault); who lives (killed.py).
+Not here: errors and crashes within a process (tests.fault); who lives (killed.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import TypeVar
 
 from holdfast.storage import Storage
-from holdfast.storage.fault import FaultyStorage, FaultyWriter, When
+from tests.fault import FaultyStorage, FaultyWriter, When
 
 T = TypeVar("T")
 

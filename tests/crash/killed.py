@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 import holdfast as hf
-from holdfast.checkpoint.extract import next_grid
+from holdfast.checkpoint.grid.extract import next_grid
 from holdfast.storage import open_storage
 from tests.conftest import TinyModel, fingerprint, make_optimizers, train_steps
 from tests.crash.death import Death, DyingStorage, Moment, choose_death
@@ -152,11 +152,11 @@ def warm_up(world: World) -> None:
     storage = open_storage(str(folder))
     settings = settings_of(has_grid=world.has_grid)
     with hf.Checkpointer(storage, model=model, optimizer=optimizers, **settings) as ck:
-        ck.save().durable()
+        ck.save().result()
         for ids in ([1, 2, 5, 900], [1, 2, 7]):
             ck.step()
             ck.mark("users.weight", ids)
-            ck.save().durable()
+            ck.save().result()
             ck.wait()
         ck.resume()
     hf.open(str(folder)).read(1, "users.weight")

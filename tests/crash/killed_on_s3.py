@@ -74,7 +74,7 @@ def warm_up() -> None:
     with PLOT.checkpointer(storage, model) as ck:
         for step in range(2):
             train(model, range(step, step + 1), ck.step)
-            ck.save().durable()
+            ck.save().result()
         ck.resume()
     hf.verify(storage)
     oracle(PLOT)

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 import holdfast as hf
-from holdfast.checkpoint.catalog import Recovery
-from holdfast.checkpoint.extract import next_grid
+from holdfast.checkpoint.format.catalog import Recovery
+from holdfast.checkpoint.grid.extract import next_grid
 from holdfast.storage.base import ObjectWriter, Storage, StoredObjects
 from tests.conftest import TinyModel, fingerprint, make_optimizers, train_steps
 
@@ -69,7 +69,7 @@ class Plot:
         if self.base == "recovery-time":
             measured = Recovery(1, 1e-9, 1, 1e9 if ck.current_step == self.last_step else 0.0)
             ck._writer.note(lambda now: dataclasses.replace(now, recoveries=(measured,)))
-        step = ck.save().durable().step
+        step = ck.save().result().step
         ck.wait()
         return step
 

@@ -42,22 +42,22 @@ def test_full_disk_is_reported_and_training_goes_on(small_disk: Path) -> None:
     torch.manual_seed(99)
     with PLOT.checkpointer(open_storage(str(url)), model) as ck:
         train(model, range(1), ck.step)
-        ck.save().durable()
+        ck.save().result()
         ballast = small_disk / "ballast"
         with ballast.open("wb", buffering=0) as out, pytest.raises(OSError, match="space"):
             while True:
                 out.write(bytes(4096))
         train(model, range(1, 2), ck.step)
         with pytest.raises(hf.UnavailableError, match=r"no room.*make room, then save again"):
-            ck.save().durable()
+            ck.save().result()
         assert hf.open(url).steps == (1,)
         assert hf.verify(open_storage(str(url))).is_sound
         train(model, range(2, 3), ck.step)
         with pytest.raises(hf.UnavailableError, match="no room"):
-            ck.save().durable()
+            ck.save().result()
         ballast.unlink()
         train(model, range(3, 4), ck.step)
-        ck.save().durable()
+        ck.save().result()
         assert ck.steps == (1, 4)
         assert not list((url / ".tmp").iterdir())
     assert_recovers(open_storage(str(url)), PLOT, 4)
@@ -116,17 +116,17 @@ def test_missing_write_permission_is_reported_and_training_goes_on(tmp_path: Pat
     torch.manual_seed(99)
     with PLOT.checkpointer(open_storage(str(url)), model) as ck:
         train(model, range(1), ck.step)
-        ck.save().durable()
+        ck.save().result()
         train(model, range(1, 2), ck.step)
         os.seteuid(NOBODY)
         try:
             with pytest.raises(hf.UnavailableError, match=r"permission denied.*write access"):
-                ck.save().durable()
+                ck.save().result()
             assert hf.open(url).steps == (1,)
         finally:
             os.seteuid(0)
         train(model, range(2, 3), ck.step)
-        ck.save().durable()
+        ck.save().result()
         assert ck.steps == (1, 3)
     assert_recovers(open_storage(str(url)), PLOT, 3)
 
@@ -139,7 +139,7 @@ def test_unreadable_run_is_reported_and_the_model_untouched(tmp_path: Path) -> N
     torch.manual_seed(99)
     with PLOT.checkpointer(open_storage(str(url)), model) as ck:
         train(model, range(1), ck.step)
-        ck.save().durable()
+        ck.save().result()
     for path in url.rglob("*.hf"):
         path.chmod(0o600)
     other = PLOT.build(seed=5)

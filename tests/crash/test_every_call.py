@@ -19,7 +19,6 @@ import torch
 import holdfast as hf
 from holdfast import events
 from holdfast.storage import Storage, open_storage
-from holdfast.storage.fault import Fault, FaultyStorage, SimulatedCrash, When
 from tests.conftest import fingerprint
 from tests.crash.story import (
     Model,
@@ -30,6 +29,7 @@ from tests.crash.story import (
     oracle,
     train,
 )
+from tests.fault import Fault, FaultyStorage, SimulatedCrash, When
 
 PLOTS = {
     "folder": Plot("adagrad", "one-shot", base_later="full", keep=1),
@@ -293,13 +293,13 @@ def test_commit_of_unknown_outcome_never_mixes_two_histories(
     with plot.checkpointer(DoomedCommit(bare, at_commit=3), model) as ck:  # type: ignore[arg-type]
         for step in range(2):
             train(model, range(step, step + 1), ck.step)
-            ck.save().durable()
+            ck.save().result()
         train(model, range(2, 3), ck.step)
         with pytest.raises(hf.UnavailableError, match="answer was lost"):
-            ck.save().durable()
+            ck.save().result()
         if then == "retry":
             with contextlib.suppress(hf.InvalidRequestError):  # it is saved already, after all
-                ck.save().durable()
+                ck.save().result()
         elif then == "restore":
             restored = ck.restore(ck.steps[-1])
             if restored != ck.steps[-1]:  # only now is it known that step 3 was committed
@@ -313,7 +313,7 @@ def test_commit_of_unknown_outcome_never_mixes_two_histories(
         seen = {start: fingerprint(*model)}
         for step in range(start, start + 4, 2):
             train(model, range(step + 50, step + 52), ck.step)
-            ck.save().durable()
+            ck.save().result()
             seen[step + 2] = fingerprint(*model)
         for step in sorted(set(ck.steps) & set(seen), reverse=True):
             ck.restore(step)
@@ -332,14 +332,14 @@ def test_failed_save_is_reported_at_the_next_step_which_still_counts(tmp_path: P
     with plot.checkpointer(faulty, model) as ck:
         train(model, range(1), ck.step)
         ck.save()
-        while ck._saves.running is not None and not ck._saves.running.is_done:
+        while ck._saves.running is not None and not ck._saves.running.is_over:
             pass
         with pytest.raises(hf.UnavailableError, match="injected outage"):
             train(model, range(1, 2), ck.step)
         train(model, range(2, 3), ck.step)
         assert ck.current_step == 3
         assert fingerprint(*model) == oracle(plot)[3]
-        ck.save().durable()
+        ck.save().result()
     assert_recovers(bare, plot, 3)
 
 
@@ -362,10 +362,10 @@ def test_failed_commit_leaves_no_object_behind_after_the_next(tmp_path: Path) ->
     counting = FaultyStorage(bare)
     with plot.checkpointer(counting, model) as ck:
         train(model, range(1), ck.step)
-        ck.save().durable()
+        ck.save().result()
         train(model, range(1, 2), ck.step)
         calls = len(counting.calls)
-        ck.save().durable()
+        ck.save().result()
     second = counting.calls[calls:]
     commit = next(i for i, call in enumerate(second) if call.startswith("put_if_absent"))
     shutil.rmtree(tmp_path)
@@ -373,9 +373,9 @@ def test_failed_commit_leaves_no_object_behind_after_the_next(tmp_path: Path) ->
     faulty = FaultyStorage(bare, Fault.outage(calls + commit + 1))
     with plot.checkpointer(faulty, model) as ck:
         train(model, range(1), ck.step)
-        ck.save().durable()
+        ck.save().result()
         train(model, range(1, 2), ck.step)
         with pytest.raises(hf.UnavailableError):
-            ck.save().durable()
-        ck.save().durable()
+            ck.save().result()
+        ck.save().result()
         assert_nothing_unreferenced(bare)

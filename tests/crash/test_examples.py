@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.checkpoint.tree import flatten
+from holdfast.checkpoint.format.tree import flatten
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS = 200

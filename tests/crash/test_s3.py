@@ -26,7 +26,6 @@ import torch
 
 import holdfast as hf
 from holdfast.storage import Storage, open_storage
-from holdfast.storage.fault import Fault, FaultyStorage, SimulatedCrash, When
 from tests.crash.story import (
     Plot,
     Recorder,
@@ -35,6 +34,7 @@ from tests.crash.story import (
     train,
 )
 from tests.crash.test_every_call import PLOTS, Survivor, cases, check_survived, tell
+from tests.fault import Fault, FaultyStorage, SimulatedCrash, When
 from tests.s3proxy import Fate, Proxy, proxy_before
 from tests.s3servers import BUCKET, Server
 
@@ -227,17 +227,17 @@ def test_a_second_writer_gets_a_conflict_and_nothing_is_overwritten(
     torch.manual_seed(99)
     with plot.checkpointer(storage, first, save_last=False) as older:
         train(first, range(1), older.step)
-        older.save().durable()
+        older.save().result()
         other = plot.build()
         torch.manual_seed(99)
         with plot.checkpointer(fresh_again(storage, server), other) as newer:
             start = newer.resume()
             train(other, range(start, start + 1), newer.step)
-            newer.save().durable()
+            newer.save().result()
             before = server.everything(root)
             train(first, range(1, 2), older.step)
             with pytest.raises(hf.ConflictError):
-                older.save().durable()
+                older.save().result()
             after = server.everything(root)
             assert {name: after.get(name) for name in before if name != ".lease"} == {
                 name: data for name, data in before.items() if name != ".lease"

@@ -126,7 +126,7 @@ def test_a_save_to_a_server_that_stays_away_fails_and_the_last_commit_is_there(
         doomed.kill()
         train(model, range(1, 2), ck.step)
         with pytest.raises(hf.UnavailableError):
-            ck.save().durable()
+            ck.save().result()
         doomed.start()
         assert assert_every_kept_step_is_exact(storage, PLOT) == (1,)
         assert hf.verify(storage).is_sound

@@ -88,7 +88,7 @@ def main(folder: Path) -> None:
         for step in range(1, STEPS + 1):
             train(call, optimizers, step)
             ck.step()
-            ck.save().durable(timeout=60)
+            ck.save().result(timeout=60)
             ck.wait()  # for extraction too
             model.net = plain_net
             for name, value in numbers(model, optimizers).items():

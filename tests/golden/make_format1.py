@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from holdfast.checkpoint import commit as catalogs
-from holdfast.checkpoint import tree
-from holdfast.checkpoint.catalog import BASE, DELTA, Catalog, CheckpointEntry, SegmentEntry
-from holdfast.checkpoint.checksum import checksum
-from holdfast.checkpoint.codec import CODEC_NAMES, Codec, parse_codec
-from holdfast.checkpoint.object import DENSE, ROWS, ObjectBuilder, object_name
-from holdfast.checkpoint.segment import encode_segment
-from holdfast.schema import Column, TableSchema
+from holdfast.checkpoint.format import tree
+from holdfast.checkpoint.format.catalog import BASE, DELTA, Catalog, CheckpointEntry, SegmentEntry
+from holdfast.checkpoint.format.checksum import checksum
+from holdfast.checkpoint.format.codec import CODEC_NAMES, Codec, parse_codec
+from holdfast.checkpoint.format.object import DENSE, ROWS, ObjectBuilder, object_name
+from holdfast.checkpoint.format.segment import encode_segment
+from holdfast.checkpoint.store import catalogs
+from holdfast.model.schema import Column, TableSchema
 from holdfast.storage import Storage, open_storage
 
 HERE = Path(__file__).parent

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from holdfast import events
-from holdfast.checkpoint import tree
-from holdfast.checkpoint.catalog import (
+from holdfast.checkpoint.format import tree
+from holdfast.checkpoint.format.catalog import (
     BASE,
     DELTA,
     Catalog,
@@ -32,15 +32,15 @@ from holdfast.checkpoint.catalog import (
     Recovery,
     SegmentEntry,
 )
-from holdfast.checkpoint.checksum import checksum
-from holdfast.checkpoint.codec import Codec, parse_codec
-from holdfast.checkpoint.extract import Round, RoundStats
-from holdfast.checkpoint.grid import Extract
-from holdfast.checkpoint.object import DENSE, ROWS
-from holdfast.checkpoint.partcache import PartCache
-from holdfast.checkpoint.segment import encode_segment
-from holdfast.checkpoint.writer import RunWriter
-from holdfast.schema import Column, TableSchema
+from holdfast.checkpoint.format.checksum import checksum
+from holdfast.checkpoint.format.codec import Codec, parse_codec
+from holdfast.checkpoint.format.object import DENSE, ROWS
+from holdfast.checkpoint.format.segment import encode_segment
+from holdfast.checkpoint.grid.chunk_cache import PartCache
+from holdfast.checkpoint.grid.decide import Extract
+from holdfast.checkpoint.grid.extract import Round, RoundStats
+from holdfast.checkpoint.store.writer import RunWriter
+from holdfast.model.schema import Column, TableSchema
 from holdfast.storage import Storage, open_storage
 from tests.golden.make_format1 import STATE, TABLE_ROWS, WIDTH, StoredTable, make_rows
 
@@ -86,7 +86,7 @@ class _Tokens:
 @contextlib.contextmanager
 def fixed_names() -> Iterator[None]:
     """Objects written inside have the same names every time."""
-    with mock.patch("holdfast.checkpoint.writer.secrets", _Tokens()):
+    with mock.patch("holdfast.checkpoint.store.writer.secrets", _Tokens()):
         yield
 
 

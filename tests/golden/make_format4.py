@@ -17,17 +17,18 @@ from pathlib import Path
 import numpy as np
 
 from holdfast import events
-from holdfast.checkpoint import tree
-from holdfast.checkpoint.catalog import BASE, DELTA, CheckpointEntry, SegmentEntry
-from holdfast.checkpoint.checksum import checksum
-from holdfast.checkpoint.codec import parse_codec
-from holdfast.checkpoint.enter import Entering, enter_checkpoint
-from holdfast.checkpoint.object import DENSE, ROWS, object_name
-from holdfast.checkpoint.retention import Keep
-from holdfast.checkpoint.segment import encode_segment
-from holdfast.checkpoint.strategy import CodecPlan, column_codecs
-from holdfast.checkpoint.writer import RunWriter, store_segment
-from holdfast.schema import Column, TableSchema
+from holdfast.checkpoint.format import tree
+from holdfast.checkpoint.format.catalog import BASE, DELTA, CheckpointEntry, SegmentEntry
+from holdfast.checkpoint.format.checksum import checksum
+from holdfast.checkpoint.format.codec import parse_codec
+from holdfast.checkpoint.format.object import DENSE, ROWS, object_name
+from holdfast.checkpoint.format.segment import encode_segment
+from holdfast.checkpoint.planning.bases import BaseChoice
+from holdfast.checkpoint.planning.codecs import CodecPlan, column_codecs
+from holdfast.checkpoint.planning.save_plan import RunRules, SavePlan
+from holdfast.checkpoint.store.append import append_checkpoint
+from holdfast.checkpoint.store.writer import RunWriter, store_segment
+from holdfast.model.schema import Column, TableSchema
 from holdfast.storage import Storage, open_storage
 
 COUNT, WIDTH = 20, 3
@@ -108,8 +109,12 @@ def write_store(storage: Storage) -> None:
             row_bytes=sum(s.extent.bytes for s in segments), bytes=sum(n for _, n in objects),
             full_bytes=0, stall_s=0.0, reason="golden", dense=extent,
         )  # fmt: skip
-        entering = Entering(schemas=SCHEMAS, keep=Keep(), replaces_since=None)
-        enter_checkpoint(writer, entry, tuple(segments), tuple(objects), entering)
+        plan = SavePlan(
+            step=step, choice=BaseChoice(kind, None, "golden"), last_base=BASE_STEP,
+            codecs=CodecPlan(parse_codec("fp32"), None, "golden"), schemas=SCHEMAS,
+            rules=RunRules(),
+        )  # fmt: skip
+        append_checkpoint(writer, plan, entry, tuple(segments), tuple(objects))
 
 
 if __name__ == "__main__":

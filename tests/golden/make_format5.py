@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import holdfast as hf
-from holdfast.placement import Placement
+from holdfast.model.placement import Placement
 
 PLACEMENT = Placement(6, data=2, parity=1, groups=2)
 ROWS, WIDTH = 50, 3
@@ -37,11 +37,11 @@ def write_store(url: Path) -> None:
         url, model=model, optimizer=optimizer, codec="fp32", servers=PLACEMENT,
         clock=lambda: 1_700_000_000.0,
     ) as ck:  # fmt: skip
-        ck.save().durable(timeout=60)
+        ck.save().result(timeout=60)
         model["users"](torch.tensor(CHANGED)).sum().backward()
         optimizer.step()
         ck.step()
-        ck.save().durable(timeout=60)
+        ck.save().result(timeout=60)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def test_the_run_goes_on_from_there_under_plain_names(tmp_path: Path) -> None:
         for step in range(STEPS + 1, last + 1):
             train(model, optimizers, step)
             ck.step()
-            ck.save().durable(timeout=60)
+            ck.save().result(timeout=60)
             ck.wait()
     assert "_orig_mod" not in max((url / "catalog").iterdir()).read_text()
     assert hf.verify(url).is_sound

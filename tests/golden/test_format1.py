@@ -16,7 +16,7 @@ import pytest
 import xxhash
 
 import holdfast as hf
-from holdfast.checkpoint.codec import CODEC_NAMES
+from holdfast.checkpoint.format.codec import CODEC_NAMES
 from holdfast.storage import Storage, open_storage
 from tests.golden.make_format1 import (
     BASE_STEP,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import holdfast as hf
-from holdfast.checkpoint.restore import read_ids
+from holdfast.checkpoint.restoring.restore import read_ids
 from holdfast.errors import InvalidRequestError
 from tests.golden.make_format5 import CHANGED, PLACEMENT, ROWS, WIDTH, make_model, write_store
 from tests.golden.test_format1 import xxh3
@@ -74,21 +74,21 @@ def test_groups_come_back_and_each_servers_rows_are_recovered_alone(tmp_path: Pa
             ck.recover([server])
             assert np.array_equal(model["users"].weight.detach().numpy(), saved)
         ck.step()
-        ck.save().durable(timeout=60)
+        ck.save().result(timeout=60)
     assert hf.open(url).info(2).kind == "delta"  # not a base again, as for another placement
 
 
 def test_servers_without_groups_stay_in_the_format_they_had(tmp_path: Path) -> None:
     model, optimizer = make_model()
     with hf.Checkpointer(tmp_path, model=model, optimizer=optimizer, servers=6) as ck:
-        ck.save().durable(timeout=60)
+        ck.save().result(timeout=60)
     line, body = newest(tmp_path)
     assert line.startswith(b"holdfast-catalog 2 ")
     assert body["shards"] == [6, 6, 0, 0]
 
 
 def test_groups_of_an_older_format_or_of_one_are_refused() -> None:
-    from holdfast.checkpoint import commit
+    from holdfast.checkpoint.store import catalogs
 
     body = newest(STORE)[1]
     lies: list[dict[str, Any]] = [{**body, "shards": [6, 2, 1, 0, n]} for n in (0, 1, 4)]
@@ -97,7 +97,7 @@ def test_groups_of_an_older_format_or_of_one_are_refused() -> None:
         text = json.dumps(lie, separators=(",", ":")).encode()
         head = f"holdfast-catalog {lie['format']} {xxh3(text):016x}\n".encode()
         with pytest.raises(hf.CorruptDataError, match="impossible"):
-            commit.from_bytes(head + text + b"\n")
+            catalogs.from_bytes(head + text + b"\n")
 
 
 def test_what_was_stored_with_other_groups_is_not_taken_for_these(tmp_path: Path) -> None:

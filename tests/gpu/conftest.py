@@ -37,6 +37,6 @@ def device() -> Iterator[PretendDevice]:
 @pytest.fixture
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> int:
     """Buffers so small that tables of tests take many."""
-    for module in ("staging", "snapshot", "devicestaging"):
-        monkeypatch.setattr(f"holdfast.checkpoint.{module}.BUFFER_BYTES", SMALL_BUFFER)
+    for module in ("staging", "snapshot", "device_staging"):
+        monkeypatch.setattr(f"holdfast.checkpoint.saving.{module}.BUFFER_BYTES", SMALL_BUFFER)
     return SMALL_BUFFER

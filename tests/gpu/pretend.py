@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from holdfast import devices
-from holdfast.checkpoint.staging import BUFFER_BYTES
+from holdfast.checkpoint.saving.staging import BUFFER_BYTES
+from holdfast.model import devices
 
 GARBAGE = 0x5A
 FETCHER = "holdfast-fetch"
@@ -110,7 +110,7 @@ class PretendDevice:
     def host_memory(self, size: int) -> torch.Tensor:
         """Memory that counts as pinned."""
         self.pinned += size
-        return spoil(torch.empty(size, dtype=torch.uint8))
+        return spoil(torch.empty(size, dtype=torch.uint8, device="cpu"))
 
     def free_bytes(self) -> int:
         """What it was told to have, without its copies."""

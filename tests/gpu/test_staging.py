@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 import holdfast as hf
-from holdfast import devices
-from holdfast.checkpoint.devicestaging import DeviceRoom
-from holdfast.checkpoint.workbench import Workbench
+from holdfast.checkpoint.saving.device_staging import DeviceRoom
+from holdfast.checkpoint.saving.workbench import Workbench
+from holdfast.model import devices
 from tests.gpu.model import Training, check_network, check_rows
 from tests.gpu.pretend import GARBAGE, PretendDevice, spoil
-
-pytestmark = pytest.mark.usefixtures("seeded")
 
 
 def begin(tmp_path: Path, training: Training, **settings: object) -> hf.Checkpointer:
@@ -42,10 +41,10 @@ def test_a_save_returns_before_anything_has_left_the_device(
                 rows, network = training.rows(), training.network()
                 device.gate.clear()
                 save = ck.save()
-                assert not save.is_done
+                assert not save.done()
                 training.spoil()  # the next step, before the copy has left
                 device.gate.set()
-                save.durable()
+                save.result()
                 run = hf.open(tmp_path / "run")
                 check_rows(run, step, rows)
                 check_network(run, step, network)
@@ -56,7 +55,7 @@ def test_rows_of_a_delta_are_those_of_the_snapshot(tmp_path: Path, device: Prete
     with begin(tmp_path, training) as ck:
         training.step(1)
         ck.step()
-        ck.save().durable()
+        ck.save().result()
         for step in (2, 3):
             training.step(step)
             ck.step()
@@ -66,7 +65,7 @@ def test_rows_of_a_delta_are_those_of_the_snapshot(tmp_path: Path, device: Prete
         training.step(4)
         training.step(5)
         device.gate.set()
-        stats = save.durable()
+        stats = save.result()
     assert stats.kind == "delta" and 0 < stats.rows < 700
     run = hf.open(tmp_path / "run")
     check_rows(run, 3, rows)
@@ -78,12 +77,12 @@ def test_buffers_are_pinned_and_used_again(
 ) -> None:
     training = Training("cpu")
     with begin(tmp_path, training, strategy="full") as ck:
-        ck.save().durable()
+        ck.save().result()
         first = device.pinned
         assert first >= training.model.users.weight.nbytes
         training.step(1)
         ck.step()
-        ck.save().durable()
+        ck.save().result()
     # Networks have memory of their own each time, and the ends of tables too.
     assert device.pinned - first < first / 2
 
@@ -109,7 +108,7 @@ def test_copies_on_the_device_are_bounded(
     training.step(1)
     with begin(tmp_path, training) as ck:
         rows = training.rows()
-        stats = ck.save().durable()
+        stats = ck.save().result()
         assert [room._out for room in rooms(ck)] == [0]
     assert stats.staged_bytes > 8 * small_buffers
     assert small_buffers <= max(out) <= max(2 * small_buffers, free_bytes // 2)
@@ -147,7 +146,7 @@ def test_a_host_pool_smaller_than_a_part_of_the_selection_is_enough(
     training.step(1)
     rows = training.rows()
     with begin(tmp_path, training, staging_bytes_max=1, threads=2) as ck:
-        ck.save().durable()
+        ck.save().result()
     check_rows(hf.open(tmp_path / "run"), 0, rows)
 
 
@@ -172,7 +171,7 @@ def test_tables_here_and_there_are_saved_together(
         save = ck.save()
         training.spoil()
         device.gate.set()
-        save.durable()
+        save.result()
     assert device.fetches > 1
     check_rows(hf.open(tmp_path / "run"), 0, rows)
 
@@ -188,7 +187,7 @@ def test_a_column_in_host_memory_goes_along_with_one_on_the_device(
         rows = training.rows()
         save = ck.save()
         training.spoil()
-        save.durable()
+        save.result()
     check_rows(hf.open(tmp_path / "run"), 0, rows)
 
 
@@ -197,7 +196,7 @@ def test_a_copy_that_fails_fails_the_save_and_the_next_holds_its_rows(
 ) -> None:
     training = Training("cpu")
     with begin(tmp_path, training, staging_bytes_max=4 * small_buffers) as ck:
-        ck.save().durable()
+        ck.save().result()
         for step in (1, 2):
             training.step(step)
             ck.step()
@@ -208,7 +207,7 @@ def test_a_copy_that_fails_fails_the_save_and_the_next_holds_its_rows(
         device.on_fetch = fail
         save = ck.save()
         with pytest.raises(RuntimeError, match="the device is lost"):
-            save.durable()
+            save.result()
         device.on_fetch = lambda: None
         (room,) = rooms(ck)
         assert room._out == 0
@@ -216,7 +215,7 @@ def test_a_copy_that_fails_fails_the_save_and_the_next_holds_its_rows(
         training.step(3)
         ck.step()
         rows = training.rows()
-        ck.save().durable()
+        ck.save().result()
     check_rows(hf.open(tmp_path / "run"), 3, rows)
 
 
@@ -238,7 +237,7 @@ def test_a_device_out_of_memory_is_tried_again_when_copies_have_left(
         rows = training.rows()
         device.gate.clear()
         device.on_copy = exhaust
-        ck.save().durable()
+        ck.save().result()
         assert failures[0] > 0
     check_rows(hf.open(tmp_path / "run"), 0, rows)
 
@@ -251,18 +250,20 @@ def test_a_newer_save_cancels_one_whose_copies_have_not_left(
         training.step(1)
         ck.step()
         device.gate.clear()
-        first = ck.save()
+        ck.save()
+        cancellation = ck._saves.running.cancellation
         training.step(2)
         ck.step()
 
         def open_the_gate() -> None:
-            first._cancelled.wait()
+            while not cancellation.is_asked:
+                time.sleep(0.01)
             device.gate.set()
 
         opener = threading.Thread(target=open_the_gate)
         opener.start()
         rows = training.rows()
-        ck.save().durable()
+        ck.save().result()
         opener.join()
         (room,) = rooms(ck)
         assert room._out == 0

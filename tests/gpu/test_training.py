@@ -5,7 +5,7 @@ Each test runs on CPU tensors that pretend to be on a device, and on a GPU where
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,15 @@ import torch
 from torch import nn
 
 import holdfast as hf
-from holdfast import devices, events
-from holdfast.checkpoint.priority import Priority
+from holdfast import events
+from holdfast.checkpoint.selecting.priority import Priority
 from holdfast.checkpoint.tracking import Tracker
 from holdfast.checkpoint.tracking.hashes import RowHashes, hash_tensors
 from holdfast.checkpoint.tracking.watch import FULL_TURN_SAVES
-from holdfast.kernels import bitmap
-from holdfast.modelstate import ModelState
-from holdfast.tables import Table, find_tables
+from holdfast.kernels.rows import bitmap
+from holdfast.model import devices
+from holdfast.model.model_state import ModelState
+from holdfast.model.tables import Table, find_tables
 from tests.gpu.model import ITEMS, USERS, Training, check_network, check_rows
 from tests.gpu.pretend import PretendDevice, Synchronised, no_waiting, pretending
 
@@ -63,17 +64,55 @@ def test_every_row_of_every_step_is_stored_as_it_was(
     assert not failed
 
 
+@pytest.fixture
+def default_device(place: str) -> Iterator[str]:
+    """``torch.set_default_device``: on a GPU the GPU; else one whose tensors hold nothing."""
+    torch.set_default_device("cuda" if place == "cuda" else "meta")
+    yield place
+    torch.set_default_device(None)
+
+
+@pytest.mark.parametrize("tracking", ["auto", "hash"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_default_device_is_for_the_users_tensors_alone(
+    default_device: str, kind: str, tracking: str, tmp_path: Path
+) -> None:
+    with torch.device("cpu"):
+        training = Training(default_device, sparse=is_sparse(kind), kind=kind)
+    rows = {}
+    told: list[events.Event] = []
+    settings = {"strategy": "incrcp", "tracking": tracking, "events": told.append}
+    with begin(tmp_path / "run", training, **settings) as ck:
+        for step in range(1, 7):
+            with torch.device("cpu"):
+                training.step(step)
+                rows[step] = training.rows()
+            ck.step()
+            ck.save().result()
+    run = hf.open(tmp_path / "run")
+    for step in run.steps:
+        check_rows(run, step, rows[step])
+    failed = [e for e in told if isinstance(e, events.TrackingMethod) and "failed" in e.reason]
+    assert not failed
+    training.spoil()
+    with begin(tmp_path / "run", training, **settings) as ck:
+        assert ck.resume() == 6
+    for name, columns in training.rows().items():
+        for key, column in columns.items():
+            assert column.tobytes() == rows[6][name][key].tobytes(), (name, key)
+
+
 def test_a_delta_holds_the_rows_that_were_trained(place: str, tmp_path: Path) -> None:
     training = Training(place)
     with begin(tmp_path / "run", training) as ck:
         training.step(1)
         ck.step()
-        ck.save().durable()
+        ck.save().result()
         before = training.rows()
         for step in (2, 3):
             training.step(step)
             ck.step()
-        stats = ck.save().durable()
+        stats = ck.save().result()
     after = training.rows()
     changed = sum(int((before[name]["sum"] != after[name]["sum"]).any(1).sum()) for name in before)
     assert stats.kind == "delta" and stats.rows == changed
@@ -89,7 +128,7 @@ def test_a_restored_run_goes_on_as_if_it_had_not_ended(
             whole.step(step)
             ck.step()
             if step in (2, 5):
-                ck.save().durable()
+                ck.save().result()
                 saved = whole.rows(), whole.network()
     again = Training(place, sparse=is_sparse(kind), kind=kind)
     again.spoil()
@@ -101,7 +140,7 @@ def test_a_restored_run_goes_on_as_if_it_had_not_ended(
         for step in range(6, 9):
             again.step(step)
             ck.step()
-        ck.save().durable()
+        ck.save().result()
     check_rows(hf.open(tmp_path / "run"), 8, again.rows())
     for name, columns in whole.rows().items():
         for key, column in columns.items():
@@ -121,7 +160,7 @@ def test_a_run_moves_between_host_and_device(place: str, tmp_path: Path) -> None
         for step in (1, 2):
             there.step(step)
             ck.step()
-        ck.save().durable()
+        ck.save().result()
     with devices.registered("cpu", devices.BlockingDevice):
         here = Training("cpu")
         with begin(tmp_path / "run", here) as ck:
@@ -149,7 +188,7 @@ def test_hot_rows_are_those_of_a_model_in_host_memory(
                     training.step(step)
                     ck.step()
                     if step % 3 == 0:
-                        ck.save().durable()
+                        ck.save().result()
         run = hf.open(folder)
         stored.append([
             {schema.name: run.read(step, schema.name).weight.tobytes()
@@ -167,11 +206,11 @@ def test_hot_rows_of_a_device_are_saved_and_no_row_is_forgotten(
     training = Training(place, sparse=sparse)
     rules = Priority(by=by, r=0.01, share=1.0)
     with begin(tmp_path / "run", training, strategy="cpr-mfu", priority=rules) as ck:
-        ck.save().durable()
+        ck.save().result()
         for step in (1, 2, 3):
             training.step(step)
             ck.step()
-        stats = ck.save().durable()
+        stats = ck.save().result()
         assert 0 < stats.rows <= USERS * 0.01 + ITEMS * 0.01
         pending = ck._changed._cursor.peek()
         live = training.rows()
@@ -261,7 +300,7 @@ def test_a_lookup_with_max_norm_is_found_at_the_next_save(place: str, tmp_path: 
             with torch.no_grad():
                 model(torch.arange(100 * step, 100 * step + 50, device=place))
             ck.step()
-            ck.save().durable()
+            ck.save().result()
             stored = hf.open(tmp_path / "run").read(step, "weight").weight
             assert np.array_equal(stored, model.weight.detach().cpu().numpy())
 
@@ -296,12 +335,12 @@ def test_rows_written_unseen_are_found_within_a_turn(place: str, tmp_path: Path)
     with begin(tmp_path / "run", training) as ck:
         training.step(1)
         ck.step()
-        ck.save().durable()
+        ck.save().result()
         training.model.users.weight.data[3999] += 1  # torch counts no writes through .data
         for step in range(2, FULL_TURN_SAVES + 3):
             training.step(step)
             ck.step()
-            ck.save().durable()
+            ck.save().result()
         last = FULL_TURN_SAVES + 2
         check_rows(hf.open(tmp_path / "run"), last, training.rows())
 
@@ -314,7 +353,7 @@ def test_writes_beside_the_optimizer_are_in_the_next_delta(
     with begin(tmp_path / "run", training) as ck:
         training.step(1)
         ck.step()
-        ck.save().durable()
+        ck.save().result()
         weight = training.model.users.weight
         with torch.no_grad():
             if edit == "fill":
@@ -327,7 +366,7 @@ def test_writes_beside_the_optimizer_are_in_the_next_delta(
                 training.model.load_state_dict(state)
         training.step(2)
         ck.step()
-        ck.save().durable()
+        ck.save().result()
     check_rows(hf.open(tmp_path / "run"), 2, training.rows())
 
 
@@ -345,7 +384,7 @@ def test_tables_of_other_numbers_are_stored_as_they_were(
             model(torch.tensor([step, 10 * step]).to(place)).sum().backward()
             optimizer.step()
             ck.step()
-            ck.save().durable()
+            ck.save().result()
         expected = model.weight.detach().cpu().clone()
         nn.init.zeros_(model.weight)
         ck.restore(4)
@@ -358,13 +397,13 @@ def test_a_model_that_moves_to_another_device_loses_no_mark(tmp_path: Path) -> N
     with begin(tmp_path / "run", training) as ck:
         training.step(1)
         ck.step()
-        ck.save().durable()
+        ck.save().result()
         with pretending():
             training.step(2)
             ck.step()
         training.step(3)
         ck.step()
-        ck.save().durable()
+        ck.save().result()
     check_rows(hf.open(tmp_path / "run"), 3, training.rows())
 
 
@@ -373,7 +412,7 @@ def test_random_generators_of_the_device_are_restored(place: str, tmp_path: Path
     with begin(tmp_path / "run", training) as ck:
         training.step(1)
         ck.step()
-        ck.save().durable()
+        ck.save().result()
         expected = torch.rand(5, device=place).cpu()
         torch.rand(7, device=place)
         ck.restore(1)

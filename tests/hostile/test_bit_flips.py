@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import holdfast as hf
-from holdfast.checkpoint import commit as catalogs
-from holdfast.checkpoint.codec import parse_codec
-from holdfast.checkpoint.restore import restore_rows
+from holdfast.checkpoint.format.codec import parse_codec
+from holdfast.checkpoint.restoring.restore import restore_rows
+from holdfast.checkpoint.store import catalogs
 from holdfast.storage import open_storage
 from tests.golden.make_format1 import DELTA_STEP, StoredTable, write_store
 from tests.golden.make_format2 import TABLES as GRID_TABLES

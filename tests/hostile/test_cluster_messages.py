@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from holdfast.cluster import parts
-from holdfast.cluster.message import Message
+from holdfast.cluster.kinds import SERVER_KINDS, role_of
+from holdfast.cluster.message import Caller, Message
 from holdfast.cluster.pushes import Entrusted, Gradients
 from holdfast.cluster.server import Server
 from holdfast.cluster.shard import Shard
@@ -17,7 +18,7 @@ from holdfast.cluster.spec import ClusterSpec, Optimizer, TableSpec
 from holdfast.cluster.view import View
 from holdfast.cluster.wire import Stream
 from holdfast.errors import ConflictError, HoldfastError, InvalidRequestError
-from holdfast.placement import Placement
+from holdfast.model.placement import Placement
 
 TOKEN = "token"
 PLACED = Placement(3, data=2, parity=1)
@@ -277,6 +278,14 @@ def test_differences_of_another_epoch_are_refused(server: Server) -> None:
 
 # What recovering servers and the coordinator ask.
 
+CALLERS: dict[str, tuple[str, int | None]] = {
+    "coordinator": ("coordinator", None),
+    "driver": ("driver", None),
+    "server": ("server-1", EPOCH),
+    "worker": ("worker-3", EPOCH),
+    "nobody we know": ("somebody", EPOCH),
+}
+
 ASKED: dict[str, Message] = {
     "an unknown kind": Message("explode"),
     "an empty kind": Message(""),
@@ -330,7 +339,15 @@ ASKED: dict[str, Message] = {
 
 @pytest.mark.parametrize("what", ASKED)
 def test_malformed_orders_change_nothing(server: Server, what: str) -> None:
-    check_refused(server, ASKED[what], name="server-1")
+    message = ASKED[what]
+    senders = SERVER_KINDS[message.kind].senders if message.kind in SERVER_KINDS else ()
+    for name, epoch in CALLERS.values():
+        error = check_refused(server, message, name=name, epoch=epoch)
+        if senders and role_of(Caller(name, epoch))[0] not in senders:
+            assert isinstance(error, InvalidRequestError)
+            assert "may ask for this" in str(error)
+        else:
+            assert "may ask for this" not in str(error)
 
 
 @pytest.mark.parametrize("slots", [[-1], [8], [1 << 62]])
@@ -356,7 +373,9 @@ def test_a_view_that_is_older_changes_nothing(server: Server) -> None:
 def test_a_server_without_a_shard_says_so(kind: str) -> None:
     spare = Server(TOKEN)
     try:
-        name, meta = "server-1", {"worker": 0, "number": 0, "source": 1, "granules": []}
+        names = {"push": "worker-0", "report": "coordinator"}
+        name = names.get(kind, "server-1")
+        meta = {"worker": 0, "number": 0, "source": 1, "granules": []}
         message = fold() if kind == "fold" else Message(
             kind, {"arenas": [], "ticket": "t", **meta}, (np.zeros(0, I4), np.zeros(0, F4))
         )  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.idcode import IdEncoding, decode_ids, encode_ids
+from holdfast.checkpoint.format.ids import IdEncoding, decode_ids, encode_ids
 from holdfast.errors import CorruptDataError
 
 
@@ -131,7 +131,7 @@ def test_a_huge_count_over_few_bytes_is_refused_before_memory_is_taken() -> None
     # 256 MB of headroom: the 16 GB that the count promises could not be allocated.
     program = """
 import resource, numpy as np
-from holdfast.checkpoint.idcode import IdEncoding, decode_ids, encode_ids
+from holdfast.checkpoint.format.ids import IdEncoding, decode_ids, encode_ids
 from holdfast.errors import CorruptDataError
 for density in (0.01, 0.5):
     ids = np.flatnonzero(np.random.default_rng(1).random(4000) < density)

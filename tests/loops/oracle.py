@@ -18,7 +18,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast import events
-from holdfast.kernels import bitmap
+from holdfast.kernels.rows import bitmap
 from tests.loops.program import Program
 
 HOT = "cpr-mfu"
@@ -102,7 +102,7 @@ def live_through(
             ck.step()
             if step % steps_a_save == 0:
                 lived.live[step] = copy_tables(program.model, program.optimizers)
-                ck.save().durable()
+                ck.save().result()
         lived.pending = {
             name: bitmap.ids(words_W, 0, 64 * len(words_W))
             for name, words_W in ck._changed._cursor.peek().items()

@@ -66,7 +66,7 @@ def test_two_checkpointers_of_one_model_each_find_every_change(
                 ck.step()
                 if step % every == 0:
                     lived.live[step] = live(program)
-                    ck.save().durable()
+                    ck.save().result()
     check_exact(tmp_path / "often", often)
     check_exact(tmp_path / "seldom", seldom)
 
@@ -83,13 +83,13 @@ def test_training_on_from_an_older_step_misses_nothing(
             program.step(step)
             ck.step()
             lived.live[step] = live(program)
-            ck.save().durable()
+            ck.save().result()
         ck.restore(4, discard_later=True)
         for step in range(5, 11):
             program.step(step)
             ck.step()
             lived.live[step] = live(program)
-            ck.save().durable()
+            ck.save().result()
     check_exact(tmp_path / "run", lived)
 
 
@@ -107,7 +107,7 @@ def test_a_save_that_gives_way_to_the_next_loses_no_row(
             lived.live[step] = live(program)
             save = ck.save()
             if step % 5 == 0:
-                save.durable()
+                save.result()
     lived.live = {step: lived.live[step] for step in hf.open(tmp_path / "run").steps}
     check_exact(tmp_path / "run", lived)
 
@@ -156,7 +156,7 @@ def test_a_watched_model_can_be_scripted_and_copied(tmp_path: Path) -> None:
     ):
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of torch.jit
         ck.step()
-        ck.save().durable()
+        ck.save().result()
         ids = draw(ROWS)
         expected = model(ids)
         assert torch.equal(torch.jit.script(model)(ids), expected)
@@ -188,3 +188,83 @@ def test_state_that_belongs_to_no_parameter_comes_back(tmp_path: Path) -> None:
     assert again.state["mean"].tolist() == [3.0, 3.0]  # type: ignore[index, union-attr]
     first, second = optimizer.state_dict()["state"], again.state_dict()["state"]
     assert set(first) == set(second)
+
+
+class Around(torch.optim.Optimizer):
+    """Passes everything on to another optimizer (as accelerate's AcceleratedOptimizer)."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("inner", "__class__"):
+            return object.__getattribute__(self, name)
+        return getattr(self.inner, name)
+
+
+def test_the_optimizer_inside_of_another_is_not_told_to_be_unsaved(tmp_path: Path) -> None:
+    model = Items(ROWS)
+    around = Around(torch.optim.Adam(model.parameters(), lr=0.01))
+    program = Program(
+        model, [around], lambda t: train(model, around, lambda: loss_of(model(draw(ROWS))))
+    )
+    lived = live_through(program, tmp_path / "run", strategy="incrcp", saves=4)
+    check_exact(tmp_path / "run", lived)
+    assert {told.method for told in lived.told()} == {"trained"}
+
+
+class Slow:
+    """Slow weights around an optimizer; its state has a form of its own (as Lookahead's)."""
+
+    def __init__(self, inner: torch.optim.Optimizer, weights: list[torch.nn.Parameter]) -> None:
+        self.inner = inner
+        self.weights = weights
+        self.slow = [weight.detach().clone() for weight in weights]
+        self.zero_grad = inner.zero_grad
+
+    def step(self) -> None:
+        self.inner.step()
+        with torch.no_grad():
+            for slow, weight in zip(self.slow, self.weights, strict=True):
+                weight.copy_(slow.lerp_(weight, 0.5))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"slow": self.slow, "inner": self.inner.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state["inner"])
+        for slow, stored in zip(self.slow, state["slow"], strict=True):
+            slow.copy_(stored)
+
+
+class SlowOptimizer(Slow, torch.optim.Optimizer):
+    """The same, and counts as an optimizer."""
+
+
+def test_an_optimizer_with_a_state_of_its_own_form_is_refused_before_training(
+    tmp_path: Path,
+) -> None:
+    model = Items(ROWS)
+    slow = SlowOptimizer(adagrad(model), list(model.parameters()))
+    with pytest.raises(hf.InvalidRequestError, match=r"extras=\{'around': it\}"):
+        hf.Checkpointer(tmp_path / "run", model=model, optimizer=slow)
+
+
+@STRATEGIES
+def test_what_is_around_an_optimizer_comes_back_as_an_extra(strategy: str, tmp_path: Path) -> None:
+    def begin() -> tuple[Items, Slow, Program]:
+        torch.manual_seed(5)
+        model = Items(ROWS)
+        slow = Slow(adagrad(model), list(model.parameters()))
+        step = lambda t: train(model, slow, lambda: loss_of(model(draw(ROWS))))  # type: ignore[arg-type]  # noqa: E731
+        return model, slow, Program(model, [slow.inner], step)
+
+    model, slow, program = begin()
+    extras = {"around": slow}
+    lived = live_through(program, tmp_path / "run", strategy=strategy, saves=4, extras=extras)
+    check_exact(tmp_path / "run", lived)
+    other, again, program = begin()
+    with watch(tmp_path / "run", program, strategy, extras={"around": again}) as ck:
+        assert ck.resume() == 12
+    for now, stored in zip([*slow.slow, *model.parameters()], [*again.slow, *other.parameters()], strict=True):  # fmt: skip  # noqa: E501
+        assert torch.equal(now, stored)

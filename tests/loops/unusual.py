@@ -378,6 +378,26 @@ def gradient_replaced(rows: int) -> Program:
 
 
 @odd
+def gradients_in_one_buffer(rows: int) -> Program:
+    """Gradients that are views of one buffer (DDP's `gradient_as_bucket_view=True`)"""
+    model = Items(rows)
+    optimizer = _OPTIM.SGD(model.parameters(), lr=0.1)
+    parameters = list(model.parameters())[::-1]  # the bias first: the others begin at odd places
+    buffer = torch.zeros(sum(p.numel() for p in parameters))
+
+    def step(t: int) -> None:
+        buffer.zero_()
+        for parameter, grad in zip(
+            parameters, buffer.split([p.numel() for p in parameters]), strict=True
+        ):
+            parameter.grad = grad.view_as(parameter)
+        loss_of(model(draw(rows))).backward()
+        optimizer.step()
+
+    return Program(model, [optimizer], step)
+
+
+@odd
 def one_group_for_each_row_block(rows: int) -> Program:
     """`param_groups` put together anew before every step"""
     model = Items(rows)

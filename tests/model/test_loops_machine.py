@@ -218,7 +218,7 @@ class LoopMachine(RuleBasedStateMachine):
     @rule()
     def save(self) -> None:
         self.ck.step()
-        self.ck.save().durable()
+        self.ck.save().result()
         self.committed()
 
     def committed(self) -> None:
@@ -232,7 +232,7 @@ class LoopMachine(RuleBasedStateMachine):
         self.storage.fails_at = at
         self.ck.step()
         with pytest.raises(hf.UnavailableError):
-            self.ck.save().durable()
+            self.ck.save().result()
         assert self.storage.fails_at is None
 
     @precondition(lambda self: self.shape == tuple(self.weight.shape))

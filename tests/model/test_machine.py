@@ -28,9 +28,10 @@ from hypothesis.stateful import (
 from torch import nn
 
 import holdfast as hf
-from holdfast.checkpoint import baseline, snapshot
-from holdfast.checkpoint import commit as catalogs
-from holdfast.checkpoint.extract import next_grid
+from holdfast.checkpoint.grid.extract import next_grid
+from holdfast.checkpoint.planning import bases
+from holdfast.checkpoint.saving import snapshot
+from holdfast.checkpoint.store import catalogs
 from holdfast.storage import open_storage
 from holdfast.storage.base import ObjectWriter, Storage
 
@@ -50,7 +51,7 @@ FLOORED = (
     ("consecutive", NO_STAGES, True),
 )
 OFTEN = (1e-9, 1)  # a floor after every increment; else as everywhere
-FLOORS = (OFTEN, OFTEN, (baseline.FLOOR_PAYS_AT, baseline.FLOOR_REPLACES_MIN))
+FLOORS = (OFTEN, OFTEN, (bases.FLOOR_PAYS_AT, bases.FLOOR_REPLACES_MIN))
 PICKS = st.integers(0, len(STRATEGIES + FLOORED) * len(FLOORED) - 1)
 KEEPS = (None, 1, 2, hf.Keep(last=1, every=2))
 
@@ -142,7 +143,7 @@ class RunMachine(RuleBasedStateMachine):
         self.saved: dict[int, State] = {}
         self.at = -1
         self.part_bytes = snapshot.BUFFER_BYTES
-        self.floors = baseline.FLOOR_PAYS_AT, baseline.FLOOR_REPLACES_MIN
+        self.floors = bases.FLOOR_PAYS_AT, bases.FLOOR_REPLACES_MIN
         self.ck: hf.Checkpointer | None = None
 
     @initialize(
@@ -157,7 +158,7 @@ class RunMachine(RuleBasedStateMachine):
         self, pick: int, floors: Any, keep: Any, servers: Any, seed: int, part_bytes: int
     ) -> None:
         self.how = self.strategies[pick % len(self.strategies)]
-        baseline.FLOOR_PAYS_AT, baseline.FLOOR_REPLACES_MIN = floors
+        bases.FLOOR_PAYS_AT, bases.FLOOR_REPLACES_MIN = floors
         self.keep = keep
         self.servers = servers
         # Small parts: a table's rows of one birth then lie in several segments.
@@ -250,7 +251,7 @@ class RunMachine(RuleBasedStateMachine):
 
     def save_now(self, *, next_is_base: bool = False) -> None:
         self.pin_times(next_is_base=next_is_base)
-        self.ck.save().durable()
+        self.ck.save().result()
         self.pin_times()
         self.committed(self.ck.current_step, self.state_now())
         assert self.ck.steps[-1] == self.at
@@ -289,7 +290,7 @@ class RunMachine(RuleBasedStateMachine):
     def save_with_an_outage(self, how: str) -> None:
         self.storage.fails_at = how
         try:
-            self.ck.save().durable()
+            self.ck.save().result()
             assert how == "delete"  # housekeeping: the commit stands
         except hf.UnavailableError:
             assert how != "delete"
@@ -307,9 +308,9 @@ class RunMachine(RuleBasedStateMachine):
         threading.Timer(0.002, self.storage.gate.set).start()
         second = self.ck.save()
         with contextlib.suppress(hf.HoldfastError):
-            first.durable()
+            first.result()
             self.committed(step, state)
-        second.durable()
+        second.result()
         self.committed(self.ck.current_step, self.state_now())
 
     @rule(
@@ -406,7 +407,7 @@ class RunMachine(RuleBasedStateMachine):
                     assert "/rows-" in segment.extent.object
 
     def teardown(self) -> None:
-        baseline.FLOOR_PAYS_AT, baseline.FLOOR_REPLACES_MIN = self.floors
+        bases.FLOOR_PAYS_AT, bases.FLOOR_REPLACES_MIN = self.floors
         snapshot.BUFFER_BYTES = self.part_bytes
         self.storage.gate.set()
         self.storage.fails_at = None

@@ -5,8 +5,8 @@ more than once, servers and workers are lost between any two messages, replaceme
 and thaw while all of that goes on. Whatever the order: parity is the code of what rows were told
 to it, and in the end every push has happened once, to the bit.
 
-The rules play the parts of client.py, server.py, recovery.py and coordinator.py; shards, flushes,
-plans and decisions are the real ones.
+The rules play the parts of cluster/client.py, cluster/server.py, cluster/recovery.py and
+cluster/coordinator.py; shards, flushes, plans and decisions are the real ones.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from holdfast.cluster.shard import Shard
 from holdfast.cluster.spec import ClusterSpec, Optimizer, TableSpec, granule_stripes
 from holdfast.cluster.view import View
 from holdfast.errors import ConflictError
-from holdfast.placement import Placement
+from holdfast.model.placement import Placement
 from tests.cluster.oracle import Oracle, random_gradients
 
 EXACT = Optimizer("sgd", lr=1.0)  # of whole numbers: the order of pushes does not matter

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 import holdfast as hf
-from holdfast.checkpoint.save import Save
-from tests.ranks import ddp
+from holdfast.checkpoint.saving import store_rows
+from tests.ranks import attached, ddp
 from tests.ranks.held import Training
 
 
@@ -49,7 +49,7 @@ def train(
             training.train([step])
             ck.step()
             if step in saves:
-                kinds.append(ck.save().durable(30).kind)
+                kinds.append(ck.save().result(30).kind)
         ck.wait()
         steps = ck.steps
     return {
@@ -166,7 +166,7 @@ def save_untrained(rank: int, ranks: int, group: Any, *, url: str) -> list[str]:
                 optimizer.step()
             optimizer.zero_grad()
             ck.step()
-            kinds.append(ck.save().durable(30).kind)
+            kinds.append(ck.save().result(30).kind)
     return kinds
 
 
@@ -188,7 +188,7 @@ def measure(rank: int, ranks: int, group: Any, *, url: str, rows: int) -> dict[s
         codec="fp32", ranks_timeout_s=60, staging_bytes_max=16 << 20, threads=1,
     ) as ck:  # fmt: skip
         ck.step()
-        found["save"] = peak_during(lambda: ck.save().durable(60))
+        found["save"] = peak_during(lambda: ck.save().result(60))
         before = model[0].weight.detach().clone()
         with torch.no_grad():
             model[0].weight.zero_()
@@ -210,7 +210,7 @@ def exchange(rank: int, ranks: int, group: Any, *, url: str, times: int) -> list
     found = []
     with _checkpointer(url, training, group) as ck:
         ck.step()
-        ck.save().durable(60)
+        ck.save().result(60)
         for _ in range(times):
             ck.step()
             started = time.perf_counter()
@@ -248,20 +248,20 @@ def save_failing(
         for step in (1, 2, 3):
             training.train([step])
             ck.step()
-            store = Save._store_parts
+            store = store_rows.store_segment
             if step == 2 and rank == fails:
-                Save._store_parts = _no_room  # type: ignore[method-assign]
+                store_rows.store_segment = _no_room  # type: ignore[assignment]
             try:
-                ck.save().durable(60)
+                ck.save().result(60)
                 told.append("")
             except hf.HoldfastError as error:
                 told.append(str(error))
             finally:
-                Save._store_parts = store  # type: ignore[method-assign]
+                store_rows.store_segment = store
     return told, training.held()
 
 
-def _no_room(self: Save, builder: Any) -> Any:
+def _no_room(*args: Any, **kwargs: Any) -> Any:
     raise hf.UnavailableError("no room")
 
 
@@ -275,24 +275,28 @@ def save_cancelled(
     with _checkpointer(url, training, group, strategy="incrcp", on_busy="cancel") as ck:
         training.train([1])
         ck.step()
-        ck.save().durable(60)
-        store = Save._store_parts
+        ck.save().result(60)
+        store = store_rows.store_segment
 
-        def slowly(self: Save, builder: Any) -> Any:
+        def slowly(*args: Any, **kwargs: Any) -> Any:
             go_on.wait(60)
-            return store(self, builder)
+            return store(*args, **kwargs)
 
         if rank == slow:
-            Save._store_parts = slowly  # type: ignore[method-assign]
+            store_rows.store_segment = slowly  # type: ignore[assignment]
         training.train([2])
         ck.step()
         first = ck.save()
-        Save._store_parts = store  # type: ignore[method-assign]
         training.train([3])
         ck.step()
         threading.Timer(0.3, go_on.set).start()
-        ck.save().durable(60)
-        told = type(first.error).__name__
+        ck.save().result(60)
+        store_rows.store_segment = store
+        try:
+            first.result()
+            told = ""
+        except hf.HoldfastError as error:
+            told = type(error).__name__
     return [told], training.held()
 
 
@@ -303,7 +307,7 @@ def save_alone(rank: int, ranks: int, group: Any, *, url: str) -> tuple[int, ...
         training.train([1])
         ck.step()
         if rank == 0:  # the other has nothing to save, and is not waited for
-            ck.save().durable(60)
+            ck.save().result(60)
         return ck.steps
 
 
@@ -355,3 +359,10 @@ def train_to_the_end(
         for _ in range(steps):
             ck.step()
     return {"first": first, "held": training.held()}
+
+
+def fit_attached(
+    rank: int, ranks: int, group: Any, **arguments: Any
+) -> tuple[int, dict[str, np.ndarray]]:
+    """A trainer with its own loop, followed by ``hf.attach``."""
+    return attached.fit(group, rank, ranks, **arguments)

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import holdfast as hf
-from holdfast.dtypes import fill_nan
-from holdfast.tensors import as_array
+from holdfast.model.dtypes import fill_nan
+from holdfast.model.tensors import as_array
 
 TABLES = {"users.weight": (61, 8), "items.weight": (40, 6), "tags.weight": (5, 4)}
 LAYOUTS = ("row", "column", "table", "replicated", "grid")

@@ -10,8 +10,9 @@ from typing import Any
 import torch.distributed as dist
 
 import holdfast as hf
-from holdfast.checkpoint.joint import Coordinator, Follower
-from holdfast.checkpoint.writer import RunWriter
+from holdfast.checkpoint.ranks.rank_commit import Coordinator, Follower
+from holdfast.checkpoint.saving import store_rows
+from holdfast.checkpoint.store.writer import RunWriter
 from tests.ranks.cases import _checkpointer
 from tests.ranks.held import Training
 from tests.ranks.pool import CONTEXT, free_port, meet
@@ -27,10 +28,10 @@ def _arrange(point: str, rank: int) -> None:
     """Have this process die at a point of the next save."""
     match point:
         case "storing":
-            hf.Save._store_parts = _die  # type: ignore[assignment,method-assign]
+            store_rows.store_segment = _die  # type: ignore[assignment]
         case "stored":
             kind: Any = Coordinator if rank == 0 else Follower
-            kind.finish = _die
+            kind.commit = _die
         case "committing":
             RunWriter.update = _die  # type: ignore[assignment,method-assign]
         case "committed":
@@ -45,13 +46,13 @@ def _train(rank: int, port: int, ranks: int, url: str, dies: int, point: str,
     training.train([1, 2])
     ck.step()
     ck.step()
-    ck.save().durable(60)
+    ck.save().result(60)
     training.train([3])
     ck.step()
     if rank == dies:
         _arrange(point, rank)
     try:
-        ck.save().durable(60)
+        ck.save().result(60)
         pipe.send("committed")
     except hf.HoldfastError as error:
         pipe.send(str(error))

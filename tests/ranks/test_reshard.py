@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import holdfast as hf
-from holdfast.checkpoint.restore import read_ids
+from holdfast.checkpoint.restoring.restore import read_ids
 from tests.ranks.held import LAYOUTS, Whole, assemble, expected
 from tests.ranks.pool import Pool
 

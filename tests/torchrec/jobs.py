@@ -14,8 +14,8 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 import holdfast as hf
 from holdfast.checkpoint.tracking import Tracker
-from holdfast.kernels import bitmap
-from holdfast.modelstate import ModelState
+from holdfast.kernels.rows import bitmap
+from holdfast.model.model_state import ModelState
 from tests.gpu.pretend import PretendDevice, pretending
 from tests.torchrec.cases import EXAMPLE, Pieces
 from tests.torchrec.models import (

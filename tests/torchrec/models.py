@@ -37,7 +37,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.modules.embedding_configs import DataType
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from holdfast.torchrec.claim import sharded_collections
+from holdfast.model.torchrec.claim import sharded_collections
 from tests.torchrec.cases import (
     COLLECTIONS,
     COLUMN,

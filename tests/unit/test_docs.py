@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,36 @@ def test_pages_that_code_and_docs_name_exist() -> None:
     }
     assert len(named) > 20
     assert sorted(pair for pair in named if not (ROOT / pair[1]).exists()) == []
+
+
+POINTER = re.compile(r"(?<![\w/.*-])((?:[a-z_0-9]+/)*[a-z_0-9]+\.py)(?!\w)")
+FOLDERS = [ROOT, ROOT / "src/holdfast"]
+
+
+def words_of(path: Path) -> str:
+    """What a module says to its readers: docstrings and comments."""
+    lines = path.read_text().splitlines(keepends=True)
+    tokens = tokenize.generate_tokens(iter(lines).__next__)
+    return "\n".join(
+        token.string
+        for token in tokens
+        if token.type == tokenize.COMMENT
+        or (token.type == tokenize.STRING and token.string.lstrip("r").startswith('"""'))
+    )
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_modules_that_a_module_names_exist(path: Path) -> None:
+    named = POINTER.findall(words_of(path))
+    places = [path.parent, *FOLDERS]
+    assert [name for name in named if not any((place / name).exists() for place in places)] == []
+
+
+@pytest.mark.parametrize("page", PAGES[2:], ids=lambda path: str(path.relative_to(ROOT)))
+def test_modules_that_a_page_names_exist(page: Path) -> None:
+    """With their folders; a name alone is of a module beside one that was named with its folder."""
+    places = list(FOLDERS)
+    for name in re.findall(r"`([a-z_0-9/]+\.py)`", page.read_text()):
+        found = [place / name for place in places if (place / name).exists()]
+        assert found, name
+        places.append(found[0].parent)

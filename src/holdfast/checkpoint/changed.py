@@ -2,14 +2,14 @@
 
     tracker -> cursor -> claim (this save's rows) -> committed: let go | failed: given back
 
-Joins what sees changes (tracking/) and what chooses among them (chooser.py); the rest of a
-checkpointer knows only selections.
+Joins what sees changes (tracking/) and what chooses among them (checkpoint/selecting/chooser.py);
+the rest of a checkpointer knows only selections.
 
 Invariants:
 - The rows of a save that did not commit are in the next one.
-- A row that only other ranks write is never claimed (shares.py).
+- A row that only other ranks write is never claimed (checkpoint/ranks/shares.py).
 
-Not here: whether a base or a delta is taken (baseline.py).
+Not here: whether a base or a delta is taken (checkpoint/planning/bases.py).
 
 # words_W: a bitmap of the rows of a table held here
 """
@@ -21,19 +21,19 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from holdfast.checkpoint.baseline import SINCE_BASE, CheckpointPlan, deltas_since
-from holdfast.checkpoint.catalog import BASE
-from holdfast.checkpoint.chooser import make_chooser
+from holdfast.checkpoint.format.catalog import BASE
+from holdfast.checkpoint.planning.bases import SINCE_BASE, BaseChoice, deltas_since
 from holdfast.checkpoint.run import as_ids
-from holdfast.checkpoint.selection import Selection
-from holdfast.checkpoint.snapshot import StagedPart
+from holdfast.checkpoint.saving.snapshot import StagedPart
+from holdfast.checkpoint.selecting.chooser import make_chooser
+from holdfast.checkpoint.selecting.selection import Selection
 from holdfast.checkpoint.strategy import Strategy
 from holdfast.checkpoint.tracking import Marks, Notice, SinceBase, Tracker
 from holdfast.errors import InvalidRequestError
-from holdfast.kernels import bitmap
-from holdfast.modelstate import ModelState
-from holdfast.names import plain_name
-from holdfast.placement import Placement
+from holdfast.kernels.rows import bitmap
+from holdfast.model.model_state import ModelState
+from holdfast.model.names import plain_name
+from holdfast.model.placement import Placement
 
 
 class Changed:
@@ -135,16 +135,16 @@ class Changed:
             if self.has_deltas:
                 self._tracker.mark(found.name, local_N[local_N >= 0])
 
-    def select(self, plan: CheckpointPlan) -> list[Selection]:
+    def select(self, choice: BaseChoice) -> list[Selection]:
         """The rows that a checkpoint takes of what ``catch_up`` found, by table; claimed until
         ``settle``."""
         tables = self._state.tables
-        is_differential = plan.since == SINCE_BASE and not plan.is_floor
+        is_differential = choice.since == SINCE_BASE and not choice.is_floor
         if is_differential:
             marks = self._own(self._cursor.peek())
         else:
             marks = self._claim = self._own(self._cursor.advance())
-        if plan.kind == BASE:
+        if choice.kind == BASE:
             if self._chooser is not None:
                 self._chooser.saved(None)
             if self.has_deltas:
@@ -159,7 +159,7 @@ class Changed:
             self._claim = marks
             self._cursor.give_back(later)
             self._chooser.saved(marks)
-        if plan.is_floor and self._since_base is not None:
+        if choice.is_floor and self._since_base is not None:
             marks = self._since_base.joined(marks)
         for table in tables:
             rows = len(self._shares.get(table.name, range(table.rows)))

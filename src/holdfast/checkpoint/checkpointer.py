@@ -13,8 +13,9 @@ Invariants:
 - Nothing is copied before it is decided, on all ranks alike, that this step is saved.
 - However a call ends, what it had claimed or stopped is given back, and goes on.
 
-Not here: what the model descends from (lineage.py), what a save's end means (succession.py), what
-ranks do as one (together.py), what changed (changed.py), base or delta (planner.py).
+Not here: what the model descends from (checkpoint/planning/lineage.py), what a save's end means
+(succession.py), what ranks do as one (checkpoint/ranks/together.py), what changed
+(checkpoint/changed.py), base or delta (checkpoint/planner.py).
 """
 
 from __future__ import annotations
@@ -25,43 +26,46 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
 import torch
 
 from holdfast import events
-from holdfast.checkpoint import commit as catalogs
-from holdfast.checkpoint import restore as restores
-from holdfast.checkpoint.agreement import ChangedBytes, Decided
-from holdfast.checkpoint.catalog import Catalog, Recovery
 from holdfast.checkpoint.changed import Changed
-from holdfast.checkpoint.extractor import Extractor
-from holdfast.checkpoint.lineage import Lineage
-from holdfast.checkpoint.load import load_checkpoint
-from holdfast.checkpoint.lost import LostSamples
-from holdfast.checkpoint.order import make_order
-from holdfast.checkpoint.partial import PartialRecovery
+from holdfast.checkpoint.format.catalog import Catalog, Recovery
+from holdfast.checkpoint.grid.extractor import Extractor
 from holdfast.checkpoint.planner import Planner
+from holdfast.checkpoint.planning.lineage import Lineage
+from holdfast.checkpoint.planning.save_plan import SavePlan
+from holdfast.checkpoint.planning.schedule import Schedule
 from holdfast.checkpoint.preempting.preemption import Preemption
-from holdfast.checkpoint.ranks import find_ranks
-from holdfast.checkpoint.retention import as_keep
-from holdfast.checkpoint.save import Save
-from holdfast.checkpoint.schedule import Schedule
-from holdfast.checkpoint.settings import CANCEL, make_settings, open_log
-from holdfast.checkpoint.shares import shares_of
-from holdfast.checkpoint.snapshot import take_dense, take_rows
-from holdfast.checkpoint.staging import default_bytes_max
+from holdfast.checkpoint.ranks.agreement import ChangedBytes
+from holdfast.checkpoint.ranks.ranks import find_ranks
+from holdfast.checkpoint.ranks.shares import shares_of
+from holdfast.checkpoint.ranks.together import Together
+from holdfast.checkpoint.restoring import restore as restores
+from holdfast.checkpoint.restoring.load import load_checkpoint
+from holdfast.checkpoint.restoring.lost_samples import LostSamples
+from holdfast.checkpoint.restoring.partial import PartialRecovery
+from holdfast.checkpoint.save_observer import LearnFromSaves
+from holdfast.checkpoint.saving.pending import PendingSave
+from holdfast.checkpoint.saving.save import begin_save
+from holdfast.checkpoint.saving.snapshot import take_dense, take_rows
+from holdfast.checkpoint.saving.staging import default_bytes_max
+from holdfast.checkpoint.saving.workbench import Workbench
+from holdfast.checkpoint.settings import CANCEL, SettingsKeywords, make_settings, open_log
+from holdfast.checkpoint.store import catalogs
 from holdfast.checkpoint.succession import Succession
-from holdfast.checkpoint.together import Together
 from holdfast.checkpoint.tracking.notices import tell_tracking
 from holdfast.checkpoint.warm import warm_kernels
-from holdfast.checkpoint.workbench import Workbench
 from holdfast.errors import HoldfastError, InvalidRequestError
+from holdfast.loading.generators import as_kept
+from holdfast.loading.rate_schedulers import has_lost_scheduler, tell_lost_scheduler
 from holdfast.loading.reader_slot import ReaderSlot
 from holdfast.loading.stateful import READER, check_stateful
-from holdfast.modelstate import ModelState
-from holdfast.pieces import Piece
+from holdfast.model.model_state import ModelState
+from holdfast.model.pieces import Piece
 from holdfast.storage import as_storage
 from holdfast.storage.base import Storage
 
@@ -78,24 +82,23 @@ class Checkpointer:
         reader: Any = None,
         extras: Mapping[str, Any] | None = None,
         pieces: Mapping[str, Piece] | None = None,
-        **settings: Any,
+        **settings: Unpack[SettingsKeywords],
     ) -> None:
         """Watch a model; nothing is written before the first save.
 
         ``extras`` are other things with ``state_dict`` and ``load_state_dict`` that go along (a
-        scheduler, a scaler, metrics). ``pieces`` says by the names of parameters which of them are
-        parts of larger tables. ``settings`` are the fields of ``Settings``. Where several ranks
-        train (torch.distributed), all make theirs together.
+        scheduler, a scaler, metrics), and random generators. ``pieces`` says by the names of
+        parameters which of them are parts of larger tables. ``settings`` are the fields of
+        ``Settings``. Where several ranks train (torch.distributed), all make theirs together.
         """
         self.settings = make_settings(settings)
         self._strategy = self.settings.make_strategy()
-        self._keep = as_keep(self.settings.keep)
         self._placement = self.settings.placement
         ranks = find_ranks(self.settings.ranks, timeout_s=self.settings.ranks_timeout_s)
         if ranks is not None:
             self.settings.check_ranks(ranks.size)
         self._state = ModelState(model, optimizer, pieces=pieces, is_replicated=ranks is not None)
-        self._extras = dict(extras or {})
+        self._extras = {name: as_kept(item) for name, item in (extras or {}).items()}
         for name, item in self._extras.items():
             check_stateful(name, item)
         self._log = open_log(self.settings)
@@ -125,6 +128,9 @@ class Checkpointer:
             ),
             placement=self._placement,
         )
+        self._observer = LearnFromSaves(
+            self._together.run_writer, self._planner, self._changed, self._extractor
+        )
         hot = self._strategy.priority
         self._schedule = Schedule(
             self.settings.interval_of(hot),
@@ -139,6 +145,7 @@ class Checkpointer:
             threads=self.settings.threads or restores.default_threads(),
         )
         self._is_closed = False
+        self._has_told_scheduler = False
         self._lost = LostSamples(
             self.settings.make_meter(), saves_a_round=1 if hot is None else hot.saves_a_round
         )
@@ -149,10 +156,9 @@ class Checkpointer:
         self._partial = PartialRecovery(
             self._placement, self._state, self._writer, lineage=self._lineage, lost=self._lost
         )
-        self._has_grid = self._strategy.extract is not None
         seconds = warm_kernels(
             codecs,
-            has_grid=self._has_grid,
+            has_grid=self._planner.rules.has_grid,
             has_priority=hot is not None,
             dtypes={column.dtype for schema in self._state.schemas() for column in schema.columns},
         )
@@ -189,6 +195,11 @@ class Checkpointer:
     def current_step(self) -> int:
         """How many steps this run has taken."""
         return self._lineage.step
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks save this run together; 1 without torch.distributed."""
+        return self._together.size
 
     def resume(self) -> int:
         """Load the last committed checkpoint and take over the run; 0 for a new run.
@@ -329,7 +340,7 @@ class Checkpointer:
         """The epoch that is trained, from 0, of ``reader`` or ``epochs``."""
         return self._reader.epoch
 
-    def step(self) -> Save | None:
+    def step(self) -> PendingSave | None:
         """Count one training step; save when one is due, or when the process is to end. Call it
         after ``optimizer.step()``.
 
@@ -353,7 +364,7 @@ class Checkpointer:
             if is_due:
                 self._schedule.saved(self._lineage.step)
 
-    def save(self) -> Save:
+    def save(self) -> PendingSave:
         """Take a checkpoint now; returns when the snapshot is in memory.
 
         A step that is saved already is not saved again: its save is returned.
@@ -366,49 +377,39 @@ class Checkpointer:
         started = time.perf_counter()
         again = self._saves.of_this_step()
         # Of many ranks none can know how far the others are: they agree first.
-        if again is not None and not again.has_failed and not self._together.is_many:
-            return again
+        if again is not None and not again.has_error and not self._together.is_many:
+            return again.handle
         failure: Exception | None = None
         try:
             self._saves.finish(cancel=self.settings.on_busy == CANCEL and again is None)
         except HoldfastError as error:
             failure = self._together.hold_back(error)
-        decision, schemas = self._agree(failure)
-        if decision.is_saved:
+        plan = self._plan_save(failure)
+        if plan.is_saved:
             assert again is not None
             again.confirm()
-            return again
+            return again.handle
         self._log.emit(
-            events.SaveStarted(
-                step=self._lineage.step, checkpoint=decision.plan.kind, reason=decision.plan.reason
-            )
+            events.SaveStarted(step=plan.step, checkpoint=plan.kind, reason=plan.choice.reason)
         )
-        committer = self._together.make_committer(decision)
+        return self._carry_out(plan, started)
+
+    def _carry_out(self, plan: SavePlan, started: float) -> PendingSave:
+        """Copy the rows of a plan, and leave the rest to a thread."""
+        committer = self._together.make_committer(plan)
         try:
-            selections = self._changed.select(decision.plan)
-            stored = {schema.name: schema for schema in schemas}
-            own = [stored[table.name] for table in self._state.tables]
-            order = make_order(
-                decision.plan,
-                base=decision.base,
-                schemas=schemas,
-                codecs=decision.codecs,
-                selections=list(zip(own, selections, strict=True)),
-                step=self._lineage.step,
-                keep=self._keep,
-                rewind_to=self._lineage.rewind_to,
-                has_grid=self._has_grid,
-                placement=self._placement,
-            )
+            stored = {schema.name: schema for schema in plan.schemas}
+            schemas = [stored[table.name] for table in self._state.tables]
+            selections = self._changed.select(plan.choice)
             with self._extractor.paused():
                 save = self._saves.begin(
-                    Save(
-                        order,
-                        self._writer,
+                    begin_save(
+                        plan,
+                        list(zip(schemas, selections, strict=True)),
+                        writer=self._writer,
                         committer=committer,
                         bench=self._bench,
-                        on_staged=self._changed.learn,
-                        on_commit=self._on_commit,
+                        observer=self._observer,
                     )
                 )
                 dense = take_dense(
@@ -418,9 +419,10 @@ class Checkpointer:
                     pls=self._lost.state_when_saved(),
                     is_follower=not self._together.commits,
                 )
-                take_rows(self._state.tables, own, selections, bench=self._bench, out=save.parts)
+                rows = save.copies.parts
+                take_rows(self._state.tables, schemas, selections, bench=self._bench, out=rows)
                 stall_s = time.perf_counter() - started
-                save.finish_staging(dense, stall_s)
+                save.complete(dense, stall_s=stall_s)
         except BaseException as error:
             # Also an interrupt: what was claimed is given back, and nothing is left waiting.
             if self._saves.running is None:
@@ -429,12 +431,12 @@ class Checkpointer:
             raise
         self._log.emit(
             events.SaveStaged(
-                step=self._lineage.step, rows=order.rows, bytes=order.staged_bytes, stall_s=stall_s
+                step=plan.step, rows=save.copies.rows, bytes=save.copies.bytes, stall_s=stall_s
             )
         )
-        return save
+        return save.handle
 
-    def _save_after_running(self) -> Save:
+    def _save_after_running(self) -> PendingSave:
         """Save when the process is to end: one that runs is waited for, and made up for if it
         failed (an event says so)."""
         with contextlib.suppress(HoldfastError):
@@ -529,8 +531,8 @@ class Checkpointer:
 
     # How it decides.
 
-    def _agree(self, failure: Exception | None = None) -> Decided:
-        """What is saved now, and of which tables; on many ranks the same everywhere.
+    def _plan_save(self, failure: Exception | None = None) -> SavePlan:
+        """What is saved now; on many ranks the same everywhere.
 
         A rank with a ``failure`` takes no part, and then none does.
         """
@@ -539,29 +541,30 @@ class Checkpointer:
             self._saves.settle_commit()
             self._state.follow_model()
             tell_tracking(self._changed.catch_up(), self._log)
+            self._tell_lost_scheduler()
         except HoldfastError as caught:
             error = error or self._together.hold_back(caught)
-        decided = self._together.agree(
+        plan = self._together.agree(
             self._lineage.step,
             self._state,
             changed=ChangedBytes(
                 self._changed.since_base_bytes() or 0, self._changed.pending_bytes()
             ),
             error=error,
-            decide=functools.partial(
-                self._planner.decide, lineage=self._lineage, is_saved=self._saves.is_saved
+            rules=self._planner.rules,
+            plan=functools.partial(
+                self._planner.plan, lineage=self._lineage, is_saved=self._saves.is_saved
             ),
         )
-        self._lineage.at = decided[0].at  # another where the answer to rank 0's commit was lost
-        return decided
+        self._lineage.at = plan.at  # another where the answer to rank 0's commit was lost
+        return plan
 
-    def _on_commit(self) -> None:
-        """After a commit, on the save's own thread: what need not wait for the next stall."""
-        writer = self._together.run_writer
-        if writer is not None:
-            self._planner.committed(writer.catalog)
-        self._changed.scan()
-        self._extractor.wake()
+    def _tell_lost_scheduler(self) -> None:
+        """Once, and early: a run that was resumed cannot find its rates again."""
+        optimizers = self._state.optimizers.values()
+        if not self._has_told_scheduler and has_lost_scheduler(optimizers, self._extras):
+            self._has_told_scheduler = True
+            tell_lost_scheduler(self._log)
 
     def _carried(self) -> dict[str, Any]:
         """What goes along with the model: extras, and the reader once there is one."""

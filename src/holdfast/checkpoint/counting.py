@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from holdfast.checkpoint.catalog import SegmentEntry
+from holdfast.checkpoint.format.catalog import SegmentEntry
 from holdfast.checkpoint.run import Run
 from holdfast.storage.base import ObjectWriter, Storage, StoredObjects, as_view
 

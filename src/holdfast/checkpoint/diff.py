@@ -2,15 +2,16 @@
 
     candidates (rows that may differ) -> both versions, piece by piece -> compare -> add up
 
-With one base under both steps only rows born after the earlier one can differ: their ids are read
-first, without rows. Across bases every row may differ, and tables are compared whole.
+Over one base only rows of segments that one of the steps reads and the other does not can differ:
+their ids are read first, without rows. Across bases every row may differ, and tables are compared
+whole.
 
 Invariants:
 - Exact: a row counts as changed exactly when a bit of it differs, also between NaNs and zeros.
 - Nothing is written; memory is one bit a row of one table and a few times
   ``PIECE_BYTES``.
 
-Not here: printing (cli/diff.py).
+Not here: printing (cli/commands/diff.py).
 
 # N rows of a piece, D floats of one column
 """
@@ -25,13 +26,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from holdfast.checkpoint import fetch, restore
-from holdfast.checkpoint.catalog import Catalog
+from holdfast.checkpoint.format.catalog import Catalog
+from holdfast.checkpoint.restoring import fetch, restore
 from holdfast.checkpoint.run import Run
-from holdfast.dtypes import as_bits
 from holdfast.errors import InvalidRequestError, NotFoundError
-from holdfast.kernels import bitmap
-from holdfast.schema import TableSchema
+from holdfast.kernels.rows import bitmap
+from holdfast.model.dtypes import as_bits
+from holdfast.model.schema import TableSchema
 
 PIECE_BYTES = 16 << 20  # of rows of one step, at a time
 
@@ -161,7 +162,7 @@ def _diff_table(
     piece = max(1, PIECE_BYTES // row_bytes)
     if new.rows <= 4 * piece:  # then a read of a piece takes the whole table anyway
         piece = max(1, new.rows)
-    pieces = _ranges(new.rows, piece) if is_across else _born_between(run, a, b, new, piece)
+    pieces = _ranges(new.rows, piece) if is_across else _may_differ(run, a, b, new, piece)
     for ids_N in pieces:
         before = run.read(a, new.name, ids_N)
         after = run.read(b, new.name, ids_N)
@@ -176,17 +177,17 @@ def _ranges(rows: int, piece: int) -> Iterator[np.ndarray]:
         yield np.arange(start, min(rows, start + piece))
 
 
-def _born_between(
-    run: Run, a: int, b: int, schema: TableSchema, piece: int
-) -> Iterator[np.ndarray]:
-    """The rows whose version at ``b`` was born after ``a``, ascending, a piece at a time.
+def _may_differ(run: Run, a: int, b: int, schema: TableSchema, piece: int) -> Iterator[np.ndarray]:
+    """The rows whose version at ``b`` may be another than at ``a``, ascending, a piece at a time.
 
-    A row that is not among them has at ``b`` a version that ``a`` already read.
+    Those of segments that only one of the two steps reads: any other row has the same version.
     """
 
     def read(catalog: Catalog) -> np.ndarray:
         names = {part.name for part in run.stored(b, schema.name)}
-        segments = [s for s in catalog.alive(b) if s.table in names and s.born > a]
+        segments = [
+            s for s in catalog.segments if s.table in names and s.is_alive(a) != s.is_alive(b)
+        ]
         fetch.check_objects(run.storage, catalog, (s.extent for s in segments))
         parts = fetch.PartReader(run.storage)
         found = bitmap.new(schema.rows)

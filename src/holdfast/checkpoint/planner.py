@@ -1,13 +1,15 @@
 """What the next checkpoint of a run is: base or delta, in which codecs, by the run's history.
 
-    catalog + lineage -> history -> plan, codecs -> Decision: what every rank then carries out
+    catalog + lineage -> history -> base or delta, codecs -> SavePlan
 
-Joins the pure deciders (baseline.py, bitwidth.py, strategy.py) with what one process knows and they
-cannot: what it has said last, and sizes that are worked out ahead of a stall.
+Joins the pure deciders (checkpoint/planning/bases.py, checkpoint/planning/bits.py, strategy.py)
+with what one process knows and they cannot: what it has said last, and sizes that are worked out
+ahead of a stall.
 
 Invariant: of many ranks only the one that commits plans, so that there is one opinion.
 
-Not here: which history the model has (lineage.py), how ranks hear of a decision (agreement.py).
+Not here: which history the model has (checkpoint/planning/lineage.py), how ranks hear of a plan
+(checkpoint/ranks/agreement.py).
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ import secrets
 from collections.abc import Sequence
 
 from holdfast import events
-from holdfast.checkpoint.agreement import ChangedBytes, Decided, Decision
-from holdfast.checkpoint.baseline import (
-    CheckpointPlan,
+from holdfast.checkpoint.format.catalog import Catalog
+from holdfast.checkpoint.planning.bases import (
+    BaseChoice,
     Gathered,
     Measured,
     gather,
@@ -26,12 +28,15 @@ from holdfast.checkpoint.baseline import (
     plan_checkpoint,
     restore_sizes,
 )
-from holdfast.checkpoint.catalog import Catalog
-from holdfast.checkpoint.lineage import Lineage
+from holdfast.checkpoint.planning.codecs import CodecPlan, plan_codec, state_codec_name
+from holdfast.checkpoint.planning.lineage import Lineage
+from holdfast.checkpoint.planning.retention import as_keep
+from holdfast.checkpoint.planning.save_plan import RunRules, SavePlan
+from holdfast.checkpoint.ranks.agreement import ChangedBytes
 from holdfast.checkpoint.settings import Settings
-from holdfast.checkpoint.strategy import CodecPlan, Strategy, plan_codec, state_codec_name
-from holdfast.checkpoint.writer import RunWriter
-from holdfast.schema import TableSchema
+from holdfast.checkpoint.store.writer import RunWriter
+from holdfast.checkpoint.strategy import Strategy
+from holdfast.model.schema import TableSchema
 
 
 class Planner:
@@ -41,6 +46,9 @@ class Planner:
         self._strategy = strategy
         self._settings = settings
         self._log = log
+        self.rules = RunRules(
+            as_keep(settings.keep), strategy.extract is not None, settings.placement
+        )
         self._codecs: CodecPlan | None = None
         self._sizes: tuple[int, tuple[int, int]] = (-1, (0, 0))
 
@@ -59,7 +67,7 @@ class Planner:
             table=settings.bits_table,
         )
 
-    def decide(
+    def plan(
         self,
         writer: RunWriter,
         schemas: tuple[TableSchema, ...],
@@ -67,7 +75,7 @@ class Planner:
         *,
         lineage: Lineage,
         is_saved: bool,
-    ) -> Decided:
+    ) -> SavePlan:
         """What is saved now, and of which tables; ``changed`` is of all ranks, ``is_saved`` whether
         this very step is committed already.
 
@@ -80,21 +88,21 @@ class Planner:
             known = history.schema_of(history.last)
             # The order of tables is another on ranks; it means nothing.
             schemas = known if set(known) == set(schemas) else schemas
-        decision = Decision(
-            plan=self._plan(
-                history,
-                schemas,
-                changed=changed,
-                is_rewinding=lineage.discards_later,
+        return SavePlan(
+            step=lineage.step,
+            choice=self._choose(
+                history, schemas, changed=changed, is_rewinding=lineage.discards_later
             ),
+            last_base=history.last.base if history.last is not None else lineage.step,
             codecs=self._choose_codecs(history.restores, schemas),
-            base=history.last.base if history.last is not None else lineage.step,
+            schemas=schemas,
+            rules=self.rules,
             at=lineage.at,
+            rewind_to=lineage.rewind_to,
             number=writer.next_number,
             token=secrets.token_hex(4),
             is_saved=is_saved,
         )
-        return decision, schemas
 
     def _choose_codecs(self, restores: int, schemas: Sequence[TableSchema]) -> CodecPlan:
         """The codecs of the next checkpoint; a change is told."""
@@ -110,14 +118,14 @@ class Planner:
             )
         return plan
 
-    def _plan(
+    def _choose(
         self,
         history: Catalog,
         schemas: tuple[TableSchema, ...],
         *,
         changed: ChangedBytes,
         is_rewinding: bool,
-    ) -> CheckpointPlan:
+    ) -> BaseChoice:
         last = history.last
         if last is None:
             return plan_checkpoint(self._strategy.base, None)

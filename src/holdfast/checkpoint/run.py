@@ -15,16 +15,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from holdfast.checkpoint import commit as catalogs
-from holdfast.checkpoint import fetch, restore
-from holdfast.checkpoint.catalog import Catalog, SegmentEntry
-from holdfast.checkpoint.destination import Held, Targets, join_columns, plan_destinations
-from holdfast.dtypes import for_users
+from holdfast.checkpoint.format.catalog import Catalog, SegmentEntry
+from holdfast.checkpoint.restoring import fetch, restore
+from holdfast.checkpoint.restoring.destination import Held, Targets, join_columns, plan_destinations
+from holdfast.checkpoint.store import catalogs
 from holdfast.errors import CorruptDataError, InvalidRequestError, NotFoundError
-from holdfast.kernels import bitmap
-from holdfast.names import plain_name
-from holdfast.pieces import Piece
-from holdfast.schema import TableSchema, cuts_of, whole_schema
+from holdfast.kernels.rows import bitmap
+from holdfast.model.dtypes import for_users
+from holdfast.model.names import plain_name
+from holdfast.model.pieces import Piece
+from holdfast.model.schema import TableSchema, cuts_of, whole_schema
 from holdfast.storage import as_storage
 from holdfast.storage.base import Storage
 
@@ -62,6 +62,14 @@ class Rows:
         return len(self.ids)
 
 
+@dataclass(frozen=True, slots=True)
+class _StoredAs:
+    """Tables by name as what they are stored as, and as they are whole."""
+
+    cuts: dict[str, tuple[TableSchema, ...]]
+    tables: tuple[TableSchema, ...]
+
+
 class Run:
     """The checkpoints at one url, read-only."""
 
@@ -71,6 +79,7 @@ class Run:
         self.catalog = catalog
         self._is_pinned = is_pinned
         self._restore_bytes: tuple[Catalog, dict[int, int]] | None = None
+        self._known: tuple[Catalog, dict[int, _StoredAs]] = (catalog, {})
 
     @property
     def url(self) -> str:
@@ -113,7 +122,7 @@ class Run:
             full_bytes=entry.full_bytes,
             stall_s=entry.stall_s,
             reason=entry.reason,
-            tables=tuple(whole_schema(p) for p in self._cuts(step).values()),
+            tables=self._stored_as(step).tables,
         )
 
     def tables(self, step: int) -> tuple[TableSchema, ...]:
@@ -126,17 +135,28 @@ class Run:
         Raises:
             NotFoundError: no such step or table.
         """
-        cuts = self._cuts(step)
+        cuts = self._stored_as(step).cuts
         table = plain_name(table)
         if table not in cuts:
             raise NotFoundError("no such table", table=table, tables=list(cuts))
         return cuts[table]
 
-    def _cuts(self, step: int) -> dict[str, tuple[TableSchema, ...]]:
-        try:
-            return cuts_of(self.catalog.schema_of(self.catalog.checkpoint(step)))
-        except InvalidRequestError as error:
-            raise CorruptDataError("catalog is damaged: impossible cuts", url=self.url) from error
+    def _stored_as(self, step: int) -> _StoredAs:
+        """The tables as of a step; found out once for all steps that have the same."""
+        catalog = self.catalog
+        index = catalog.checkpoint(step).schema
+        if self._known[0] is not catalog:
+            self._known = (catalog, {})
+        known = self._known[1]
+        if index not in known:
+            try:
+                cuts = cuts_of(catalog.schemas[index])
+            except InvalidRequestError as error:
+                raise CorruptDataError(
+                    "catalog is damaged: impossible cuts", url=self.url
+                ) from error
+            known[index] = _StoredAs(cuts, tuple(map(whole_schema, cuts.values())))
+        return known[index]
 
     def read(
         self, step: int, table: str, rows: slice | range | np.ndarray | list[int] | None = None
@@ -158,7 +178,8 @@ class Run:
         return Rows(wanted, columns[0], state)
 
     def columns(self, step: int, table: str, wanted: np.ndarray) -> list[np.ndarray]:
-        """The columns of rows of one table, in this order, as arrays of dtypes.py: the very bits.
+        """The columns of rows of one table, in this order, as arrays of model/dtypes.py: the very
+        bits.
 
         Raises:
             NotFoundError: no such step or table.
@@ -305,6 +326,7 @@ class Run:
         back in time would revive it.
         """
         alive = restore.check_complete(catalog, last)
+        restore.check_going_on(self.storage, catalog, given.since, last)
         schemas = {t.name: t for t in catalog.schema_of(catalog.checkpoint(last))}
         segments = [s for s in alive if given.may_lack(s)]
         fetch.check_objects(self.storage, catalog, (s.extent for s in segments))
@@ -337,13 +359,12 @@ class _Given:
     """The versions given out so far: all that were born before a step, and some of that step's."""
 
     def __init__(self, since: int) -> None:
-        self.born = since
-        self._since = since
+        self.born = self.since = since
         self._rows: dict[str, bitmap.Words] = {}  # of those born at ``born``, by table
 
     def may_lack(self, entry: SegmentEntry) -> bool:
         """Whether a segment may hold versions that were not given."""
-        return entry.born > self._since and entry.born >= self.born
+        return entry.born > self.since and entry.born >= self.born
 
     def add(self, entry: SegmentEntry, ids_N: np.ndarray, rows: int) -> np.ndarray:
         """Note a segment's versions as given; which of them are so only now."""

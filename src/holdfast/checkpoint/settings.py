@@ -7,52 +7,85 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
 from holdfast import events
-from holdfast.checkpoint.bitwidth import PAPER_TABLE, BitsFor, FailureEstimate
-from holdfast.checkpoint.codec import Codec
-from holdfast.checkpoint.grid import Extract, as_extract
-from holdfast.checkpoint.interval import Every, Interval, Pls, as_every
+from holdfast.checkpoint.format.codec import Codec
+from holdfast.checkpoint.grid.decide import Extract, as_extract
+from holdfast.checkpoint.planning.bits import PAPER_TABLE, BitsFor, FailureEstimate
+from holdfast.checkpoint.planning.interval import Every, Interval, Pls, as_every
+from holdfast.checkpoint.planning.retention import Keep
 from holdfast.checkpoint.preempting.signals import as_signums, check_deadline
-from holdfast.checkpoint.priority import Priority
-from holdfast.checkpoint.retention import Keep
+from holdfast.checkpoint.selecting.priority import Priority
 from holdfast.checkpoint.strategy import Strategy, as_strategy
 from holdfast.checkpoint.tracking import AUTO
-from holdfast.errors import InvalidRequestError
-from holdfast.placement import Placement
+from holdfast.errors import InvalidRequestError, unknown_name
+from holdfast.model.placement import Placement
 from holdfast.plan.pls import PlsMeter
 
-WAIT, CANCEL = "wait", "cancel"
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+WAIT: Final = "wait"
+CANCEL: Final = "cancel"
+
+StrategyName = Literal[
+    "full", "check-n-run", "incrcp", "cpr", "cpr-mfu", "cpr-ssu", "cpr-scar"
+]  # fmt: skip
+TrackingName = Literal["auto", "lookup", "hash"]
+EventTarget = str | os.PathLike[str] | events.Sink | events.EventLog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the keyword arguments of a Checkpointer mean when they are left out."""
+    """How a Checkpointer behaves. Each field is a keyword argument of ``Checkpointer``."""
 
-    strategy: str | Strategy = "check-n-run"
+    strategy: StrategyName | Strategy = "check-n-run"
+    """Which checkpoints are bases, what deltas hold, how it is stored; see docs."""
     every: Interval | None = None
+    """From save to save: steps, a time ("30min"), ``Every`` or ``Pls``. None: call ``save()``."""
     codec: str | Codec | None = None
+    """How weights are stored: "fp16", "asym8", "adaptive4", ...; None: every bit of them."""
     state_codec: str | Codec | None = None
+    """How optimizer row state is stored; None: lossless with lossless weights, else by its kind."""
     expected_restores: float | FailureEstimate | None = None
+    """Store few bits, chosen from how often the run will be restored; None: store every bit."""
     bits_table: Sequence[BitsFor] = PAPER_TABLE
+    """How many restores each number of bits is good for."""
     keep: Keep | int | None = None
+    """Which checkpoints stay: the last n, or ``Keep``; None: all."""
     extract: Extract | float | None = None
+    """IncrCP: the share R of dead rows that a restore may read; None: by the strategy."""
     priority: Priority | None = None
+    """Save hot rows first (CPR); None: by the strategy."""
     servers: Placement | int | None = None
+    """Store the rows of this many servers apart, so that each can be recovered alone."""
     total_steps: int | None = None
-    on_busy: str = WAIT
+    """How long training is planned: what lost samples are a portion of (``pls``)."""
+    on_busy: Literal["wait", "cancel"] = WAIT
+    """What happens to a save that still runs when the next is due."""
     save_last: bool = True
+    """Save the last step when the ``with`` block ends without an error."""
     preempt_signals: Sequence[str | int] = ("SIGTERM",)
+    """Save when one of these arrives, then end; (): leave signals alone."""
     preempt_deadline_s: float = 30.0
-    tracking: str = AUTO
+    """How long such a save may take."""
+    tracking: TrackingName = AUTO
+    """How changed rows are found: always right; by gradients alone; by comparing every row."""
     staging_bytes_max: int | None = None
+    """Bound of the staging buffer; None: room for a base, at most half of the free memory."""
     threads: int | None = None
-    ranks: Any = None
+    """Threads that copy and threads that encode; None: by the machine."""
+    ranks: ProcessGroup | bool | None = None
+    """Which ranks save together: a process group, False for this process alone; None: all."""
     ranks_timeout_s: float = 300.0
-    events: str | os.PathLike[str] | events.Sink | events.EventLog | None = None
+    """How long a rank waits for the others."""
+    events: EventTarget | None = None
+    """Where events go: a file of JSON lines, a function, or an ``EventLog``."""
     clock: Callable[[], float] = time.time
+    """What time it is, in seconds since 1970."""
     storage_options: Mapping[str, Any] | None = None
+    """How a remote URL is reached: what fsspec takes, and {"holdfast": {...}}."""
 
     def __post_init__(self) -> None:
         as_every(self.every)  # refuses what is no interval
@@ -62,7 +95,7 @@ class Settings:
         if isinstance(self.every, Pls) and placement is not None:
             self.every.check_servers(placement.servers)
         if self.on_busy not in (WAIT, CANCEL):
-            raise InvalidRequestError("unknown on_busy", on_busy=self.on_busy, known=[WAIT, CANCEL])
+            raise unknown_name("on_busy", self.on_busy, [WAIT, CANCEL])
         if self.ranks_timeout_s <= 0:
             raise InvalidRequestError("ranks_timeout_s must be positive",
                                       value=self.ranks_timeout_s)  # fmt: skip
@@ -142,6 +175,34 @@ class Settings:
         return expected.restores if isinstance(expected, FailureEstimate) else expected
 
 
+class SettingsKeywords(TypedDict, total=False):
+    """The fields of ``Settings`` as keyword arguments: for editors and type checkers."""
+
+    strategy: StrategyName | Strategy
+    every: Interval | None
+    codec: str | Codec | None
+    state_codec: str | Codec | None
+    expected_restores: float | FailureEstimate | None
+    bits_table: Sequence[BitsFor]
+    keep: Keep | int | None
+    extract: Extract | float | None
+    priority: Priority | None
+    servers: Placement | int | None
+    total_steps: int | None
+    on_busy: Literal["wait", "cancel"]
+    save_last: bool
+    preempt_signals: Sequence[str | int]
+    preempt_deadline_s: float
+    tracking: TrackingName
+    staging_bytes_max: int | None
+    threads: int | None
+    ranks: ProcessGroup | bool | None
+    ranks_timeout_s: float
+    events: EventTarget | None
+    clock: Callable[[], float]
+    storage_options: Mapping[str, Any] | None
+
+
 def make_settings(given: Mapping[str, Any]) -> Settings:
     """Settings from keyword arguments.
 
@@ -149,9 +210,9 @@ def make_settings(given: Mapping[str, Any]) -> Settings:
         InvalidRequestError: names what is unknown and lists what is known.
     """
     known = [field.name for field in dataclasses.fields(Settings)]
-    unknown = sorted(set(given) - set(known))
-    if unknown:
-        raise InvalidRequestError("unknown setting", given=unknown, known=known)
+    for name in given:
+        if name not in known:
+            raise unknown_name("setting", name, known)
     return Settings(**given)
 
 

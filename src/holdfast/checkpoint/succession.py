@@ -9,7 +9,7 @@ Invariants:
   when the process ends.
 - Lineage, claimed rows and lost samples move on here and nowhere else, and only by a commit.
 
-Not here: how a save proceeds (save.py), when one begins (checkpointer.py).
+Not here: how a save proceeds (checkpoint/saving/save.py), when one begins (checkpointer.py).
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ import functools
 import sys
 import weakref
 
-from holdfast.checkpoint.catalog import BASE
 from holdfast.checkpoint.changed import Changed
-from holdfast.checkpoint.lineage import Lineage
-from holdfast.checkpoint.lost import LostSamples
-from holdfast.checkpoint.save import Save
-from holdfast.checkpoint.writer import FollowingWriter, RunWriter
+from holdfast.checkpoint.format.catalog import BASE
+from holdfast.checkpoint.planning.lineage import Lineage
+from holdfast.checkpoint.restoring.lost_samples import LostSamples
+from holdfast.checkpoint.saving.running import RunningSave
+from holdfast.checkpoint.store.writer import FollowingWriter, RunWriter
+from holdfast.errors import CommitUnknownError
 
 
 class Succession:
@@ -38,8 +39,8 @@ class Succession:
         changed: Changed,
         lost: LostSamples,
     ) -> None:
-        self.running: Save | None = None
-        self.last: Save | None = None
+        self.running: RunningSave | None = None
+        self.last: RunningSave | None = None
         self._lineage = lineage
         self._writer = writer
         self._changed = changed
@@ -62,12 +63,12 @@ class Succession:
         last = self.last
         return last.step if last is not None and last.is_committed else self._lineage.at
 
-    def of_this_step(self) -> Save | None:
+    def of_this_step(self) -> RunningSave | None:
         """The last save, if it is of the step that training is at."""
         is_again = self.last is not None and self.last.step == self._lineage.step
         return self.last if is_again else None
 
-    def begin(self, save: Save) -> Save:
+    def begin(self, save: RunningSave) -> RunningSave:
         """A save has begun; its rows are claimed."""
         assert self.running is None
         self.running = self.last = save
@@ -88,9 +89,9 @@ class Succession:
         if self.running is None:
             return
         if cancel:
-            self.running.cancel()
+            self.running.handle.cancel()
         else:
-            self.running.wait()
+            self.running.join()
         self.report()
 
     def report(self) -> None:
@@ -100,7 +101,7 @@ class Succession:
             HoldfastError: it failed, and nobody has heard of it.
         """
         save = self.running
-        if save is None or not save.is_done:
+        if save is None or not save.is_over:
             return
         self._settle()
         if save.error is not None and not save.is_reported:
@@ -115,9 +116,9 @@ class Succession:
         """
         self._writer.settle()
         last = self.last
-        if last is None or last.error is None or last.entry is None:
+        if last is None or not isinstance(last.error, CommitUnknownError):
             return
-        if last.entry in self._writer.catalog.checkpoints:
+        if last.error.entry in self._writer.catalog.checkpoints:
             self._move_to(last)
 
     def forget_last(self) -> None:
@@ -134,12 +135,12 @@ class Succession:
         if save is not None and is_committed:
             self._move_to(save)
         self._changed.settle(
-            is_committed=is_committed, kind=BASE if save is None else save.order.kind
+            is_committed=is_committed, kind=BASE if save is None else save.plan.kind
         )
 
-    def _move_to(self, save: Save) -> None:
+    def _move_to(self, save: RunningSave) -> None:
         """The model descends from a save that is committed."""
-        is_base = save.order.kind == BASE
+        is_base = save.plan.kind == BASE
         if save.step != self._lineage.at:
             self._lost.saved(self._lineage.step - save.step, is_base=is_base)
             if is_base:

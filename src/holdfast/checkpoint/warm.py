@@ -10,14 +10,14 @@ from collections.abc import Collection
 
 import numpy as np
 
-from holdfast.checkpoint import priority
-from holdfast.checkpoint.codec import Codec, fit_codec
-from holdfast.checkpoint.segment import Segment, encode_segment
-from holdfast.checkpoint.strategy import CodecPlan
-from holdfast.dtypes import array_dtype, as_bits
-from holdfast.kernels import bitmap, bloom, gradients, place
-from holdfast.kernels import rows as row_kernels
-from holdfast.schema import FLOAT32
+from holdfast.checkpoint.format.codec import Codec, fit_codec
+from holdfast.checkpoint.format.segment import Segment, encode_segment
+from holdfast.checkpoint.planning.codecs import CodecPlan
+from holdfast.checkpoint.selecting import priority
+from holdfast.kernels.rows import bitmap, bloom, gather, gradients
+from holdfast.kernels.segments import scatter
+from holdfast.model.dtypes import array_dtype, as_bits
+from holdfast.model.schema import FLOAT32
 
 _PATIENCE_S = 1.0
 
@@ -43,6 +43,8 @@ def warm_kernels(
         ids_N = np.array([1, 2, 5], np.int64)
         for kind in (np.int64, np.int32):
             bitmap.mark(words_W, ids_N.astype(kind), 64)
+        ats = [np.array([array.ctypes.data]) for array in (words_W, ids_N)]
+        bitmap.mark_sets(ats[0], np.array([64]), ats[1], np.array([3]))
         bitmap.union_into(words_W, words_W)
         bitmap.ids(words_W, 0, int(bitmap.split(words_W, 2)[-1]))
         bitmap.is_set(words_W, ids_N)
@@ -64,8 +66,8 @@ def warm_kernels(
 def _round_trip(codec: Codec, ids_N: np.ndarray, dtype: str, *, has_grid: bool) -> None:
     table_ND = np.ones((8, 4), array_dtype(dtype))
     rows_ND = np.empty((3, 4), array_dtype(dtype))
-    row_kernels.gather(as_bits(table_ND), ids_N, as_bits(rows_ND))
-    row_kernels.hash_rows(rows_ND, np.zeros(3, np.uint64))
+    gather.gather(as_bits(table_ND), ids_N, as_bits(rows_ND))
+    gather.hash_rows(rows_ND, np.zeros(3, np.uint64))
     encoded = encode_segment(ids_N, [rows_ND], [codec], has_filter=has_grid)
     data = b"".join(memoryview(part).cast("B") for part in encoded.buffers if len(part))
     segment = Segment(memoryview(data), where="memory")
@@ -77,7 +79,7 @@ def _round_trip(codec: Codec, ids_N: np.ndarray, dtype: str, *, has_grid: bool) 
         bloom.has(words_W, ids_N)
     nothing_K = np.empty(0, np.int64)
     nothing_TC = np.empty((0, 1), np.int64)
-    tables = place.Tables(*(nothing_K,) * 3, *(nothing_TC,) * 4)
-    facts_SF = np.empty((0, place.KILLS_HI + 1), np.int64)
+    tables = scatter.Tables(*(nothing_K,) * 3, *(nothing_TC,) * 4)
+    facts_SF = np.empty((0, scatter.BIRTH + 1), np.int64)
     no_bytes_B = np.frombuffer(bytearray(8), np.uint8)
-    place.place(no_bytes_B, facts_SF, tables, nothing_K, nothing_K, 0, is_masked=True)
+    scatter.place(no_bytes_B, facts_SF, tables, nothing_K, nothing_K, 0, is_masked=True)

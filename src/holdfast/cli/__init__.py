@@ -1,4 +1,4 @@
-"""The command line: ``holdfast train | demo | inspect | diff | verify | restore | bench``.
+"""The command line: ``holdfast train | demo | inspect | diff | verify | restore``.
 
 Every command imports what it needs when it runs, so that ``--help`` answers at once.
 """

@@ -3,7 +3,7 @@
 Invariants:
 - What is dead is counted row by row, from deletion vectors and the cells' own deaths; a vector's
   false hits are not counted.
-- What a step reads is what restore.py plans for it.
+- What a step reads is what cli/commands/restore.py plans for it.
 
 Not here: drawing (report/grid.py).
 """
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.checkpoint import fetch, restore
-from holdfast.checkpoint import kills as killing
-from holdfast.checkpoint.catalog import Catalog, CheckpointEntry, GridEntry, SegmentEntry
-from holdfast.checkpoint.kills import NO_KILLS, Kills
-from holdfast.checkpoint.object import Extent, read_index
+from holdfast.checkpoint.format import deletion_vectors
+from holdfast.checkpoint.format.catalog import Catalog, CheckpointEntry, GridEntry, SegmentEntry
+from holdfast.checkpoint.format.deletion_vectors import NO_KILLS, Kills
+from holdfast.checkpoint.format.object import Extent, read_index
+from holdfast.checkpoint.restoring import fetch, restore
 from holdfast.checkpoint.run import Run
 from holdfast.errors import InvalidRequestError, NotFoundError
 from holdfast.report.grid import Bundle, GridCell, GridView, StepRead
@@ -149,7 +149,9 @@ def _look_at_chunks(
         may_have_deaths = died is not None or entry.deaths_through is not None
         if entry.born <= grid.through and (has_vector or may_have_deaths):
             ids_N, deaths_N = parts.ids_and_deaths(entry)
-            outer_N = killing.look_up(kills.get((entry.table, entry.born), NO_KILLS), ids_N)
+            outer_N = deletion_vectors.look_up(
+                kills.get((entry.table, entry.born), NO_KILLS), ids_N
+            )
             until = grid.through if died is None else died - 1
             dead = _count_dead(until, outer_N, deaths_N)
             if is_read and step is not None:

@@ -10,33 +10,35 @@ with ``--json``), never as a traceback; a bug of ours keeps its traceback.
 from __future__ import annotations
 
 import atexit
-import json
+import io
 import os
 import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from holdfast.cli.bench import bench
-from holdfast.cli.calibrate import calibrate
-from holdfast.cli.compare import compare
-from holdfast.cli.demo import demo
-from holdfast.cli.diff import diff
-from holdfast.cli.emulate import emulate
-from holdfast.cli.importing import import_
-from holdfast.cli.inspect import inspect
-from holdfast.cli.plan import plan
-from holdfast.cli.restore import restore
-from holdfast.cli.train import train
-from holdfast.cli.verify import verify
+import holdfast
+from holdfast.cli.commands.calibrate import calibrate
+from holdfast.cli.commands.compare import compare
+from holdfast.cli.commands.demo import demo
+from holdfast.cli.commands.diff import diff
+from holdfast.cli.commands.emulate import emulate
+from holdfast.cli.commands.import_ import import_
+from holdfast.cli.commands.inspect import inspect
+from holdfast.cli.commands.plan import plan
+from holdfast.cli.commands.restore import restore
+from holdfast.cli.commands.train import train
+from holdfast.cli.commands.verify import verify
+from holdfast.cli.output import print_json
 from holdfast.errors import HoldfastError
+from holdfast.visible import visible
 
 app = typer.Typer(
     name="holdfast",
-    help="Checkpoints for recommendation models: incremental, quantized, crash-safe.",
+    help="Fault-tolerant training for recommendation models.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -44,10 +46,28 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    demo, train, compare, inspect, diff, verify, restore, plan, emulate, calibrate, bench
+    demo, train, compare, inspect, diff, verify, restore, plan, emulate, calibrate
 ):  # fmt: skip
     app.command()(command)
 app.command("import")(import_)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"holdfast {holdfast.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Fault-tolerant training for recommendation models."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -79,10 +99,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _fail(kind: str, message: str, code: int, is_json: bool, **more: Any) -> int:
-    print(f"holdfast: {message}", file=sys.stderr)
+    print(f"holdfast: {visible(message)}", file=sys.stderr)
     if is_json:
-        error = {"type": kind, "message": message, **more}
-        print(json.dumps({"error": error, "exit_code": code}, indent=2))
+        print_json({"error": {"type": kind, "message": message, **more}, "exit_code": code})
     return code
 
 
@@ -116,6 +135,10 @@ def _plain(value: object) -> object:
 
 def main() -> None:
     """The entry point."""
+    for stream in (sys.stdout, sys.stderr):
+        # Whatever the locale: a character that it lacks is shown as its escape.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     code = run(sys.argv[1:])
     if "pyarrow.flight" in sys.modules:
         _end(code)

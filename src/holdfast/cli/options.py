@@ -1,6 +1,7 @@
 """Options of training that more than one command has: their words and limits, said once.
 
-Not here: what becomes of them (train.py, compare.py, cluster.py).
+Not here: what becomes of them (cli/commands/train.py, cli/commands/compare.py,
+cli/commands/cluster.py).
 """
 
 from __future__ import annotations

@@ -1,18 +1,24 @@
 """Where a command's words go: results to stdout, everything else to stderr.
 
-Invariant: with ``--json`` stdout holds exactly one JSON value, also when the command fails.
+Invariants:
+- With ``--json`` stdout holds exactly one JSON value, in ASCII, also when the command fails.
+- Nothing that a file, a peer or an error says is taken for markup, or acted on by a terminal.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.markup import escape
+from rich.segment import Segment
+
+from holdfast.visible import as_json_value, visible
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines, to stdout.")]
 Url = Annotated[
@@ -53,15 +59,46 @@ def parse_storage_options(text: str | None) -> dict[str, Any]:
     return found
 
 
+class _LiteralConsole(Console):
+    """A terminal that takes strings at their word.
+
+    Reports make what they show visible themselves, so that columns fit; what one of them forgot
+    is made visible here.
+    """
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **more)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """As the class above; only its own segments of control reach the terminal as they are."""
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment(visible(segment.text, keep="\n"), segment.style)
+
+
 def stderr() -> Console:
     """For progress, notes and errors."""
-    return Console(stderr=True, highlight=False)
+    return _LiteralConsole(stderr=True)
+
+
+def described(text: str) -> str:
+    """A description for a bar of progress, which takes it for markup whatever the terminal does."""
+    return escape(visible(text, most=80))
+
+
+def print_json(facts: Mapping[str, Any], default: Callable[[Any], Any] | None = None) -> None:
+    """Print facts as JSON that every parser takes."""
+    print(json.dumps(as_json_value(facts), indent=2, allow_nan=False, default=default))
 
 
 def show(facts: Mapping[str, Any], draw: Callable[[int], RenderableType], *, is_json: bool) -> None:
     """Print a result: its facts as JSON, or what ``draw`` makes of the terminal's width."""
     if is_json:
-        print(json.dumps(facts, indent=2))
+        print_json(facts)
         return
-    console = Console(file=sys.stdout, highlight=False)
+    console = _LiteralConsole(file=sys.stdout)
     console.print(draw(console.width))

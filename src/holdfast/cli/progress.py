@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.text import Text
 
 from holdfast import events
 from holdfast.report import training as report
 from holdfast.report import words
+from holdfast.report.layout import literal
 
 
 class TrainingBar:
@@ -50,7 +50,7 @@ class TrainingBar:
 
     def say(self, line: str) -> None:
         """One line above the bar."""
-        self._console.print(Text(line, style="dim"), soft_wrap=True)
+        self._console.print(literal(line, style="dim"), soft_wrap=True)
 
     def _update(self, **fields: object) -> None:
         if self._bar is not None and self._task is not None:

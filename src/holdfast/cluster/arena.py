@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from holdfast.placement import Placement
+from holdfast.model.placement import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -41,9 +41,10 @@ from holdfast.cluster.reserve import Reserve
 from holdfast.cluster.spec import DIFFERENCE, GRADIENT, PROPAGATIONS, granules_of
 from holdfast.cluster.uses import Span
 from holdfast.errors import InvalidRequestError
-from holdfast.kernels import galois, initial, optimizers, places, replicas
-from holdfast.kernels import shard as kernels
-from holdfast.kernels import slab as slabs
+from holdfast.kernels.rows import places
+from holdfast.kernels.servers import galois, initial, optimizers, replicas
+from holdfast.kernels.servers import shard as kernels
+from holdfast.kernels.servers import slab as slabs
 
 _FIRST_ROWS = 1 << 16  # that first values are computed for at a time
 
@@ -266,7 +267,8 @@ class ArenaShard:
         )
 
     def copy_known(self, first: int, every: int, at_U: np.ndarray, out_NW: np.ndarray) -> None:
-        """Copy whole records, as parity knows them, whose slots repeat; see kernels/slab.py."""
+        """Copy whole records, as parity knows them, whose slots repeat; see
+        kernels/servers/slab.py."""
         slabs.copy_known(
             self.records_MW, self._waiting_at_M, self._before_CW, first, every, at_U, out_NW
         )

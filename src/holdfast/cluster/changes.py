@@ -20,19 +20,20 @@ Not here: locks; callers take turns.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from holdfast.checkpoint.catalog import BASE
-from holdfast.checkpoint.priority import Taken
+from holdfast.checkpoint.format.catalog import BASE, DELTA
+from holdfast.checkpoint.selecting.priority import Taken
+from holdfast.cluster.numbers import whole
 from holdfast.cluster.uses import PriorityOrder, Span, Uses
-from holdfast.kernels import bitmap
+from holdfast.errors import InvalidRequestError
+from holdfast.kernels.rows import bitmap
 
-SINCE_BASE = (
-    "base"  # as checkpoint/baseline.py names it: a delta since the base, not since the last
-)
+SINCE_BASE, SINCE_LAST = "base", "last"  # as checkpoint/planning/bases.py names them
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,27 @@ class SnapshotOrder:
     """The last checkpoint that exists; None: there is none."""
     priority: PriorityOrder | None = None
     """Which rows a delta since the last one saves first; None: it saves all that changed."""
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> SnapshotOrder:
+        """What the driver says of a checkpoint.
+
+        Raises:
+            InvalidRequestError: it says of none that there is.
+        """
+        kind, since, committed = value["kind"], value["since"], value["committed"]
+        if kind not in (BASE, DELTA) or since not in (None, SINCE_BASE, SINCE_LAST):
+            raise InvalidRequestError(
+                "no such checkpoint", kind=repr(kind)[:40], since=repr(since)[:40]
+            )
+        given = value.get("priority")
+        return cls(
+            whole(value["step"]),
+            kind,
+            since,
+            None if committed is None else whole(committed),
+            None if given is None else PriorityOrder.from_json(given),
+        )
 
 
 @dataclass(frozen=True, slots=True)

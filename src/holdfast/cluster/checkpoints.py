@@ -24,27 +24,29 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from holdfast import events
-from holdfast.checkpoint import commit as catalogs
-from holdfast.checkpoint import fetch
-from holdfast.checkpoint.baseline import CheckpointPlan, check_policy, measure, plan_checkpoint
-from holdfast.checkpoint.catalog import BASE, Catalog, CheckpointEntry
-from holdfast.checkpoint.codec import Codec
-from holdfast.checkpoint.lost import Rounds
-from holdfast.checkpoint.retention import Keep, as_keep
-from holdfast.checkpoint.strategy import CodecPlan, Strategy, as_strategy, plan_codec
-from holdfast.checkpoint.writer import RunWriter
+from holdfast.checkpoint.format.catalog import BASE, Catalog, CheckpointEntry
+from holdfast.checkpoint.format.codec import Codec
+from holdfast.checkpoint.planning.bases import (
+    BaseChoice,
+    check_policy,
+    measure,
+    plan_checkpoint,
+)
+from holdfast.checkpoint.planning.codecs import CodecPlan, plan_codec
+from holdfast.checkpoint.planning.retention import Keep, as_keep
+from holdfast.checkpoint.restoring import fetch
+from holdfast.checkpoint.restoring.lost_samples import Rounds
+from holdfast.checkpoint.store import catalogs
+from holdfast.checkpoint.store.writer import RunWriter
+from holdfast.checkpoint.strategy import Strategy, as_strategy
 from holdfast.cluster.cluster import Cluster
-from holdfast.cluster.clustersave import EXTRA, Attempts, layout_of
+from holdfast.cluster.clustersave import Attempts
 from holdfast.cluster.fallback import Restore
 from holdfast.cluster.leases import Leases
 from holdfast.cluster.spec import ClusterSpec
 from holdfast.cluster.store import Loading, Place
-from holdfast.errors import (
-    ConflictError,
-    CorruptDataError,
-    HoldfastError,
-    InvalidRequestError,
-)
+from holdfast.cluster.stored_state import read_state
+from holdfast.errors import ConflictError, HoldfastError, InvalidRequestError
 from holdfast.plan.pls import PlsMeter
 
 PARTIAL, FULL = "partial", "full"
@@ -244,9 +246,7 @@ class ClusterCheckpointer:
     def release(self, *, is_restored: bool) -> None:
         """Save again; whether the cluster went back to the last checkpoint."""
         if is_restored:
-            self._writer.note(
-                lambda now: dataclasses.replace(now, restores=now.restores + 1)
-            )  # the next commit will say so
+            self._writer.note(lambda now: now.with_restore())  # the next commit will say so
         self._is_held.clear()
         self._turn.release()
 
@@ -271,27 +271,21 @@ class ClusterCheckpointer:
         if last is None:
             return None
         fetch.check_objects(self._writer.storage, catalog, [last.dense])
-        try:
-            extra = fetch.read_dense(self._writer.storage, last.dense)["extras"][EXTRA]
-            is_ours = extra["timeline"] == self._attempts.timeline
-            applied = tuple(tuple(numbers) if is_ours else () for numbers in extra["applied"])
-            is_apart = extra["layout"] == layout_of(self._spec)
-            batches = extra["batches"]
-        except (KeyError, TypeError) as error:
-            raise CorruptDataError(
-                "this is not a checkpoint of a cluster", where=last.dense.describe()
-            ) from error
-        if not is_apart:
+        dense = fetch.read_dense(self._writer.storage, last.dense)
+        stored = read_state(dense, self._spec, where=last.dense.describe())
+        is_ours = stored.timeline == self._attempts.timeline
+        applied = stored.applied if is_ours else ((),) * self._spec.servers
+        if not stored.is_apart:
             self._must_be_base = "the rows are divided among other servers"
             applied = ((),) * self._spec.servers
         loading = Loading(
             self._place,
             catalog=catalog.number,
             step=last.step,
-            is_apart=is_apart,
+            is_apart=stored.is_apart,
             wants_held=not self.is_partial,
         )
-        return Restore(loading, self.is_partial, applied, batches)
+        return Restore(loading, self.is_partial, applied, stored.batches)
 
     # Saving.
 
@@ -347,7 +341,7 @@ class ClusterCheckpointer:
             )
         return catalog
 
-    def _plan(self, history: Catalog) -> CheckpointPlan:
+    def _plan(self, history: Catalog) -> BaseChoice:
         must_be_base = self._must_be_base
         last = history.last
         if last is not None and history.schema_of(last) != self._attempts.schemas:

@@ -24,7 +24,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, BinaryIO, NoReturn
 
-from holdfast.checkpoint import stored_json
+from holdfast.checkpoint.format import stored_json
 from holdfast.cluster.message import error_message
 from holdfast.errors import InvalidRequestError
 

@@ -37,7 +37,7 @@ from holdfast.cluster.pushes import Gradients
 from holdfast.cluster.spec import ClusterSpec
 from holdfast.cluster.view import View
 from holdfast.errors import HoldfastError, InvalidRequestError, UnavailableError
-from holdfast.kernels import places
+from holdfast.kernels.rows import places
 
 _RETRY_S = 0.005
 _KEPT_MAX = 64  # pushes whose differences are not at parity yet

@@ -143,13 +143,15 @@ class Cluster:
         workers: int,
         ahead_max: int | None = None,
         is_synchronous: bool = False,
+        on_begin: Callable[[Leases], None] | None = None,
         on_tick: Callable[[Leases], None] | None = None,
     ) -> Outcome:
         """Run a training function in worker processes until every batch is trained.
 
         ``entry`` is ``"module:function"``; it is called with a Session and ``args``. Workers run
         freely, at most ``ahead_max`` batches ahead of the slowest, or synchronously in rounds of
-        one batch each. ``on_tick`` is called about fifty times a second.
+        one batch each. ``on_begin`` is called once, before any worker starts: it may hold batches
+        back. ``on_tick`` is called about fifty times a second, once all workers have started.
 
         With a second layer checkpoints are taken meanwhile; where more is lost than parity makes up
         for and everybody goes back to the last one, workers are started again.
@@ -171,6 +173,8 @@ class Cluster:
         started = time.monotonic()
         self._lost_workers.clear()
         self._has_rewound.clear()
+        if on_begin is not None:
+            on_begin(leases)
         self._start_workers(order, workers)
         lost = 0
         # A server lost at the very end may still take batches back.

@@ -20,18 +20,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast import events
-from holdfast.checkpoint import tree
-from holdfast.checkpoint.baseline import SINCE_BASE, CheckpointPlan
-from holdfast.checkpoint.catalog import BASE, CheckpointEntry, SegmentEntry
-from holdfast.checkpoint.checksum import checksum
-from holdfast.checkpoint.codec import parse_codec
-from holdfast.checkpoint.enter import Entering, enter_checkpoint
-from holdfast.checkpoint.object import DENSE, ROWS, object_name
-from holdfast.checkpoint.part import entry_from_json
-from holdfast.checkpoint.priority import Priority, large_tables
-from holdfast.checkpoint.retention import Keep
-from holdfast.checkpoint.strategy import CodecPlan, column_codecs, state_codec_name
-from holdfast.checkpoint.writer import RunWriter
+from holdfast.checkpoint.format import tree
+from holdfast.checkpoint.format.catalog import CheckpointEntry, SegmentEntry
+from holdfast.checkpoint.format.checksum import checksum
+from holdfast.checkpoint.format.codec import parse_codec
+from holdfast.checkpoint.format.object import DENSE, ROWS, object_name
+from holdfast.checkpoint.format.stored_rows import entry_from_json
+from holdfast.checkpoint.planning.bases import BaseChoice
+from holdfast.checkpoint.planning.codecs import CodecPlan, column_codecs, state_codec_name
+from holdfast.checkpoint.planning.retention import Keep
+from holdfast.checkpoint.planning.save_plan import RunRules, SavePlan
+from holdfast.checkpoint.selecting.priority import Priority, large_tables
+from holdfast.checkpoint.store.append import append_checkpoint
+from holdfast.checkpoint.store.writer import RunWriter
 from holdfast.cluster.cluster import Cluster
 from holdfast.cluster.dense import NAME as NETWORKS
 from holdfast.cluster.message import Message
@@ -42,12 +43,13 @@ from holdfast.cluster.store import (
     Place,
     codecs_to_json,
     schema_of,
+    sharding_of,
 )
+from holdfast.cluster.stored_state import EXTRA, layout_of
 from holdfast.cluster.uses import PriorityOrder
 from holdfast.errors import HoldfastError, InvalidRequestError, UnavailableError
-from holdfast.placement import Placement
+from holdfast.model.placement import Placement
 
-EXTRA = "cluster"  # what dense state calls everything but rows
 _TICK_S = 0.2
 
 
@@ -55,9 +57,7 @@ _TICK_S = 0.2
 class _Copied:
     """What servers have in memory: a checkpoint that may still come to nothing."""
 
-    step: int
-    plan: CheckpointPlan
-    codecs: CodecPlan
+    plan: SavePlan
     extra: Mapping[str, Any]
     rows: int
     bytes: int
@@ -104,7 +104,7 @@ class Attempts:
     def save(
         self,
         step: int | None,
-        plan: CheckpointPlan,
+        choice: BaseChoice,
         codecs: CodecPlan,
         *,
         committed: int | None,
@@ -117,7 +117,7 @@ class Attempts:
         """
         try:
             self._wait_steady(timeout_s)
-            copied = self._copy(step, plan, codecs, committed)
+            copied = self._copy(step, choice, codecs, committed)
             return None if copied is None else self._store(copied)
         except BaseException:
             self._has_failed = True
@@ -161,7 +161,7 @@ class Attempts:
         }
 
     def _copy(
-        self, step: int | None, plan: CheckpointPlan, codecs: CodecPlan, committed: int | None
+        self, step: int | None, choice: BaseChoice, codecs: CodecPlan, committed: int | None
     ) -> _Copied | None:
         """Have every server copy its rows at one moment; None: this step is saved already."""
         coordinator = self._coordinator
@@ -181,13 +181,13 @@ class Attempts:
             epoch = coordinator.view.epoch
             meta = {
                 "step": step,
-                "kind": plan.kind,
-                "since": plan.since,
+                "kind": choice.kind,
+                "since": choice.since,
                 "committed": committed,
                 "priority": self._priority,
             }
             self._cluster.log.emit(
-                events.SaveStarted(step=step, checkpoint=plan.kind, reason=plan.reason)
+                events.SaveStarted(step=step, checkpoint=choice.kind, reason=choice.reason)
             )
             answers = self._ask(self._everybody("snapshot", meta))
             if coordinator.view.epoch != epoch:
@@ -205,7 +205,18 @@ class Attempts:
             "batches": batches,
             "applied": applied,
         }
-        return _Copied(step, plan, codecs, extra, rows, size, stall_s, started)
+        last = self._writer.catalog.last
+        plan = SavePlan(
+            step=step,
+            choice=choice,
+            last_base=step if last is None else last.base,
+            codecs=codecs,
+            schemas=self.schemas,
+            rules=RunRules(self._keep, placement=_common_placement(self._spec)),
+            number=self._writer.next_number,
+            token=secrets.token_hex(4),
+        )
+        return _Copied(plan, extra, rows, size, stall_s, started)
 
     def _moment(self, step: int | None) -> tuple[int, Mapping[str, Any] | None]:
         """How many batches are done, and which."""
@@ -231,11 +242,11 @@ class Attempts:
         self._has_failed = False
 
     def _store(self, copied: _Copied) -> CheckpointEntry:
-        token, number = secrets.token_hex(4), self._writer.next_number
-        codecs = codecs_to_json(self.codecs(copied.codecs))
-        meta = {"step": copied.step, "place": self._place.to_json(), "codecs": codecs}
+        plan = copied.plan
+        codecs = codecs_to_json(self.codecs(plan.codecs))
+        meta = {"step": plan.step, "place": self._place.to_json(), "codecs": codecs}
         names = {
-            server: object_name(number, ROWS, f"{token}-{server}")
+            server: object_name(plan.number, ROWS, f"{plan.token}-{server}")
             for server in range(self._spec.servers)
         }
         self._ask({s: Message("store", {**meta, "name": name}) for s, name in names.items()})
@@ -250,26 +261,25 @@ class Attempts:
             data = tree.to_bytes(*tree.flatten(_dense(copied.extra)))
             dense = builder.append(DENSE, "dense", (data,), checksum(data))
             objects.append((builder.name, builder.close()))
-        base = self._writer.catalog.last.base if self._writer.catalog.last else copied.step
         entry = CheckpointEntry(
-            step=copied.step,
+            step=plan.step,
             ordinal=0,
-            kind=copied.plan.kind,
-            base=copied.step if copied.plan.kind == BASE else base,
+            kind=plan.kind,
+            base=plan.base,
             schema=0,
             time=self._writer.clock(),
-            codec=copied.codecs.weights.name,
-            state_codec=state_codec_name(self.schemas, copied.codecs),
+            codec=plan.codecs.weights.name,
+            state_codec=state_codec_name(self.schemas, plan.codecs),
             rows=copied.rows,
             row_bytes=sum(segment.extent.bytes for segment in segments),
             bytes=sum(size for _, size in objects),
             full_bytes=sum(t.rows * t.row_bytes for t in self.schemas) + len(data),
             stall_s=copied.stall_s,
-            reason=copied.plan.reason,
+            reason=plan.choice.reason,
             dense=dense,
             build_s=time.perf_counter() - copied.started,
         )
-        return self._commit(copied, entry, tuple(segments), tuple(objects), base)
+        return self._commit(copied, entry, tuple(segments), tuple(objects))
 
     def _wait_for_jobs(self) -> dict[int, Mapping[str, Any]]:
         stored: dict[int, Mapping[str, Any]] = {}
@@ -294,19 +304,12 @@ class Attempts:
         entry: CheckpointEntry,
         segments: tuple[SegmentEntry, ...],
         objects: tuple[tuple[str, int], ...],
-        base: int,
     ) -> CheckpointEntry:
         self._check_wanted()
         self.committing = entry.step
-        entering = Entering(
-            schemas=self.schemas,
-            keep=self._keep,
-            replaces_since=base if copied.plan.since == SINCE_BASE else None,
-            placement=_common_placement(self._spec),
-        )
-        entered = enter_checkpoint(self._writer, entry, segments, objects, entering)
-        entered.tell(self._cluster.log, durable_s=time.perf_counter() - copied.started)
-        return entered.entry
+        appended = append_checkpoint(self._writer, copied.plan, entry, segments, objects)
+        appended.emit(self._cluster.log, durable_s=time.perf_counter() - copied.started)
+        return appended.entry
 
 
 def order_for(rules: Priority, spec: ClusterSpec) -> PriorityOrder:
@@ -330,28 +333,10 @@ def _known(applied_W: Any) -> list[int]:
     return numbers
 
 
-def layout_of(spec: ClusterSpec) -> dict[str, Any]:
-    """Where every table's rows lie, as plain values."""
-    return {
-        table.name: [
-            table.placement.servers,
-            table.placement.data,
-            table.placement.parity,
-            table.placement.groups,
-        ]
-        for table in spec.tables
-    }
-
-
 def _common_placement(spec: ClusterSpec) -> Placement | None:
     """What a catalog says of all tables alike: None where they are placed differently, as
     networks are. Servers know their own tables' and need no word of the catalog."""
-    placements = {
-        Placement(table.placement.servers)
-        if table.placement.parity == 0 and table.placement.groups == 1
-        else table.placement
-        for table in spec.tables
-    }
+    placements = {sharding_of(table.placement) for table in spec.tables}
     found = placements.pop()
     return found if not placements and found.groups == 1 else None
 

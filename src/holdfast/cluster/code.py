@@ -15,8 +15,8 @@ Invariants of ``xor`` and ``rs``:
 - Parity that was folded is parity that was encoded, whatever the order of differences.
 - A coefficient depends on its parity row and position alone, not on how many there are of either.
 
-Not here: which rows are a stripe (placement.py), the arithmetic (kernels/galois.py), which servers
-are asked for rows and when (decode.py, recovery.py).
+Not here: which rows are a stripe (model/placement.py), the arithmetic (kernels/servers/galois.py),
+which servers are asked for rows and when (decode.py, recovery.py).
 
 # K data rows and P parity rows of a stripe, L lost rows
 """
@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.errors import DataLossError, InvalidRequestError
-from holdfast.kernels import galois
+from holdfast.kernels.servers import galois
 
 NAMES = ("xor", "rs", "sum")
 STRIPE_ROWS_MAX = 256  # Cauchy's matrix needs a byte of its own for each

@@ -23,18 +23,20 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from holdfast import events
 from holdfast.cluster.crew import Crew
 from holdfast.cluster.engine import Engine, Process
 from holdfast.cluster.fallback import Fallback, Restore, SecondLayer
 from holdfast.cluster.flush import Report, choose_settlement, remember
+from holdfast.cluster.kinds import COORDINATOR_KINDS, check_sender, role_of
 from holdfast.cluster.leases import Leases
 from holdfast.cluster.machines import LOOPBACK
 from holdfast.cluster.members import GoneError, Members
 from holdfast.cluster.members import Settings as Settings
 from holdfast.cluster.message import Message
+from holdfast.cluster.numbers import refusing_malformed, whole, worker_of
+from holdfast.cluster.progress import FAILED, LOST, PARITIES, RANGE, ROWS, Progress
 from holdfast.cluster.resolution import Resolution
 from holdfast.cluster.spec import ClusterSpec
 from holdfast.cluster.view import View
@@ -74,7 +76,11 @@ class Coordinator:
         self._deaths = 0  # heard of and not yet acted on
         self._is_closing = False
         self._listener = Listener(
-            self._handle, token=token, host=engine.host, allow_remote=engine.host not in LOOPBACK
+            self._handle,
+            token=token,
+            host=engine.host,
+            allow_remote=engine.host not in LOOPBACK,
+            kinds=COORDINATOR_KINDS,
         )
         self._servers = Members(
             engine,
@@ -373,33 +379,32 @@ class Coordinator:
 
     # What servers report.
 
-    def _progressed(self, meta: Mapping[str, Any]) -> None:
-        server, what = int(meta["server"]), str(meta["what"])
+    def _progressed(self, progress: Progress) -> None:
+        server, what = progress.server, progress.what
         view = self.view
-        if view.joined[server] != int(meta["joined"]) or server in self._lost:
+        if view.joined[server] != progress.joined or server in self._lost:
             return
-        if what == "range":
+        if what == RANGE:
             self.log.emit(
                 events.RangeRecovered(
                     server=server,
-                    granule=int(meta["granule"]),
-                    rows=int(meta["rows"]),
-                    left=int(meta["left"]),
-                    seconds=float(meta["seconds"]),
+                    granule=progress.granule,
+                    rows=progress.rows,
+                    left=progress.left,
+                    seconds=progress.seconds,
                 )
             )
             return
-        if what in ("lost", "failed"):
+        if what in (LOST, FAILED):
             raise DataLossError("a server cannot be recovered", server=server,
-                                error=str(meta["error"]))  # fmt: skip
-        if what == "rows" and server not in view.lacks_rows:
+                                error=progress.error)  # fmt: skip
+        if what == ROWS and server not in view.lacks_rows:
             return  # it only builds parities anew
-        if what == "parities" and int(meta["renewal"]) != self._servers.renewals:
+        if what == PARITIES and progress.renewal != self._servers.renewals:
             return  # they are void by now, and it was told so
-        view = view.with_rows(server) if what == "rows" else view.with_parities(server)
-        seconds = float(meta["seconds"])
+        view = view.with_rows(server) if what == ROWS else view.with_parities(server)
         self._servers.publish(view)
-        self.log.emit(events.ServerRecovered(server=server, what=what, seconds=seconds))
+        self.log.emit(events.ServerRecovered(server=server, what=what, seconds=progress.seconds))
         entering = Message("view", {"view": view.to_json()})
         try:
             self._servers.ask_each(self._members, entering)
@@ -430,15 +435,27 @@ class Coordinator:
     # What workers and servers ask.
 
     def _handle(self, caller: Caller, message: Message) -> Message:
+        check_sender(COORDINATOR_KINDS, caller, message)
+        with refusing_malformed(message.kind):
+            return self._answer(caller, message)
+
+    def _answer(self, caller: Caller, message: Message) -> Message:
         meta = message.meta
         match message.kind:
             case "view":
-                return Message("view", {"view": self.get_view(meta.get("after")).to_json()})
+                after = meta.get("after")
+                after = None if after is None else whole(after)
+                return Message("view", {"view": self.get_view(after).to_json()})
             case "progress":
-                self._queue.put(lambda: self._progressed(meta))
+                progress = Progress.from_json(meta, servers=self.spec.servers)
+                if progress.server != role_of(caller)[1]:
+                    raise InvalidRequestError("a server speaks for itself", caller=caller.name)
+                self._queue.put(lambda: self._progressed(progress))
                 return Message("heard")
             case "turn":
-                return self.crew.answer_turn(int(meta["worker"]))
+                return self.crew.answer_turn(worker_of(meta["worker"]))
             case "lease":
-                return self.crew.answer_lease(int(meta["worker"]), meta.get("done"))
-        raise InvalidRequestError("unknown kind of message", kind=message.kind)
+                done = meta.get("done")
+                done = None if done is None else whole(done)
+                return self.crew.answer_lease(worker_of(meta["worker"]), done)
+        raise AssertionError(message.kind)

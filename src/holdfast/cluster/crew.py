@@ -144,11 +144,15 @@ class Crew:
             self._check()
             if self.leases is None:
                 raise InvalidRequestError("this cluster has no batches to give")
+            if worker >= self._count_workers():
+                raise InvalidRequestError("no such worker", worker=worker)
             if worker in self._retired:
                 return Message("wait")
             if done is not None:
                 self.leases.done(worker, int(done))
                 self._changed.notify_all()
+            if self.leases.open_number(worker) is not None:
+                raise InvalidRequestError("this worker has a batch already", worker=worker)
             lease = self.leases.next(worker)
             if lease is None:
                 return Message("over" if self.leases.is_over else "wait")

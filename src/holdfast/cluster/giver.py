@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from holdfast.cluster import parts
+from holdfast.cluster import numbers, parts
 from holdfast.cluster.handover import Handovers
 from holdfast.cluster.message import Caller, Message
 from holdfast.cluster.shard import Shard
@@ -39,21 +39,21 @@ class Giver:
 
     def fetch(self, _: Caller, message: Message) -> Message:
         """Rows and parities by their slots."""
-        slots_N, parities_N = message.arrays
-        found = self._get_shard().fetch(
-            str(message.meta["ticket"]), int(message.meta["arena"]), slots_N, parities_N
-        )
+        slots_N, parities_N = map(parts.as_ids, message.arrays)
+        ticket, arena = numbers.text(message.meta["ticket"]), numbers.whole(message.meta["arena"])
+        found = self._get_shard().fetch(ticket, arena, slots_N, parities_N)
         return Message("fetched", {}, found)
 
     def open(self, caller: Caller, message: Message) -> Message:
         """Open memory that a server on this machine offers, or give it up."""
+        self._get_shard()  # a spare has nothing to give
         return Message("handover", {"is_here": self._handovers.accept(caller.name, message.meta)})
 
     def slab(self, caller: Caller, message: Message) -> Message:
         """All that is wanted of a range of stripes: in memory that is shared, or in the answer."""
         shard, meta = self._get_shard(), message.meta
         arena, lost, first, last = (
-            parts.whole(meta[name]) for name in ("arena", "lost", "first", "last")
+            numbers.whole(meta[name]) for name in ("arena", "lost", "first", "last")
         )
         stripes = range(first, last)
         rows, width = shard.slab_shape(arena, lost, stripes)
@@ -62,7 +62,7 @@ class Giver:
                 "a slab is too large", rows=rows, width=width, todo="ask for fewer stripes"
             )
         memory = None if meta["at"] is None else self._handovers.find(caller.name)
-        shared_NW = None if memory is None else memory.rows(parts.whole(meta["at"]), rows, width)
+        shared_NW = None if memory is None else memory.rows(numbers.whole(meta["at"]), rows, width)
         slab_NW = np.empty((rows, width), np.float32) if shared_NW is None else shared_NW
-        shard.pack_slab(str(meta["ticket"]), arena, lost, stripes, slab_NW)
+        shard.pack_slab(numbers.text(meta["ticket"]), arena, lost, stripes, slab_NW)
         return Message("slab", {}, (slab_NW,) if shared_NW is None else ())

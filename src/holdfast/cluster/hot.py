@@ -63,7 +63,7 @@ class HotTable:
         """Which ids of the base table are hot, and for those the rows of the hot table.
 
         >>> from holdfast.cluster.spec import TableSpec
-        >>> from holdfast.placement import Placement
+        >>> from holdfast.model.placement import Placement
         >>> hot = HotTable(TableSpec("users", 9, 4, Placement(3, data=2, parity=1)), (2, 5))
         >>> hot.find(np.array([5, 0, 2, 8]))
         (array([ True, False,  True, False]), array([1, 0]))

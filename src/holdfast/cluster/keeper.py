@@ -17,17 +17,17 @@ Not here: segments (store.py), which rows (changes.py, uses.py), the checkpoint 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from holdfast.checkpoint import priority
-from holdfast.checkpoint.part import entry_to_json
-from holdfast.cluster import store
+from holdfast.checkpoint.format.stored_rows import entry_to_json
+from holdfast.checkpoint.selecting import priority
+from holdfast.cluster import numbers, store
 from holdfast.cluster.changes import SnapshotOrder
 from holdfast.cluster.message import Caller, Message
 from holdfast.cluster.shard import Copied, Shard
-from holdfast.cluster.uses import PriorityOrder
-from holdfast.errors import ConflictError
+from holdfast.errors import ConflictError, InvalidRequestError
 
 _WAIT_S = 0.5  # how long a question about a job is kept waiting
 
@@ -67,6 +67,25 @@ class Job:
         return {"is_over": True, **self._found}
 
 
+@dataclass(frozen=True, slots=True)
+class LoadOrder:
+    """A checkpoint to load rows from, and which pushes are in it."""
+
+    loading: store.Loading
+    applied: tuple[int, ...]
+    """The last push of each worker."""
+    barred: tuple[int, ...]
+
+    @classmethod
+    def from_json(cls, meta: Mapping[str, Any]) -> LoadOrder:
+        """What the coordinator says of it."""
+        applied = tuple(numbers.number_of(number) for number in meta["applied"])
+        if len(applied) > numbers.WORKERS_MAX:
+            raise InvalidRequestError("no such workers", workers=len(applied))
+        barred = tuple(numbers.worker_of(worker) for worker in meta["barred"])
+        return cls(store.Loading.from_json(meta["loading"]), applied, barred)
+
+
 class Keeper:
     """One server's copies and jobs."""
 
@@ -88,23 +107,16 @@ class Keeper:
 
     def prepare(self, _: Caller, message: Message) -> Message:
         """Make ready for a snapshot: kernels, and nothing of an earlier one under way."""
+        codecs = store.codecs_from_json(message.meta["codecs"])
         self._end_job()
-        store.warm(store.codecs_from_json(message.meta["codecs"]))
+        store.warm(codecs)
         if message.meta.get("priority") is not None:
             priority.warm()
         return Message("prepared")
 
     def snapshot(self, _: Caller, message: Message) -> Message:
         """Copy the rows that a checkpoint must hold."""
-        meta = message.meta
-        given = meta.get("priority")
-        order = SnapshotOrder(
-            int(meta["step"]),
-            str(meta["kind"]),
-            meta["since"],
-            meta["committed"],
-            None if given is None else PriorityOrder.from_json(given),
-        )
+        order = SnapshotOrder.from_json(message.meta)
         copied, applied_W = self._get_shard().snapshot(order)
         with self._lock:
             self._copied = (order.step, copied)
@@ -119,20 +131,20 @@ class Keeper:
             ConflictError: nothing is copied for this checkpoint.
         """
         meta, spec = message.meta, self._get_shard().spec
-        step = int(meta["step"])
+        step, name = numbers.whole(meta["step"]), numbers.text(meta["name"])
+        place = store.Place.from_json(meta["place"])
+        codecs = store.codecs_from_json(meta["codecs"])
         with self._lock:
             copied, self._copied = self._copied, None
         if copied is None or copied[0] != step:
             raise ConflictError("nothing is copied for this checkpoint", step=step)
-        place = store.Place.from_json(meta["place"])
-        codecs = store.codecs_from_json(meta["codecs"])
 
         def work(job: Job) -> dict[str, Any]:
             stored = store.store(
                 copied[1],
                 spec,
                 storage=place.open(),
-                name=str(meta["name"]),
+                name=name,
                 step=step,
                 codecs=codecs,
                 is_cancelled=lambda: job.is_cancelled,
@@ -143,15 +155,13 @@ class Keeper:
         self._start(work, "holdfast-store")
         return Message("storing")
 
-    def load(self, shard: Shard, message: Message, hold: Callable[[], None]) -> Message:
+    def load(self, shard: Shard, order: LoadOrder, hold: Callable[[], None]) -> Message:
         """Begin to fill a new shard from a checkpoint, then ``hold`` it; answers at once."""
         self._end_job()
-        meta = message.meta
-        loading = store.Loading.from_json(meta["loading"])
 
         def work(job: Job) -> dict[str, Any]:
-            loaded = store.load(shard, loading, is_cancelled=lambda: job.is_cancelled)
-            shard.resume(meta["applied"], meta["barred"])
+            loaded = store.load(shard, order.loading, is_cancelled=lambda: job.is_cancelled)
+            shard.resume(order.applied, order.barred)
             hold()
             return {"rows": loaded.rows, "bytes": loaded.bytes}
 

@@ -207,14 +207,19 @@ class Leases:
     def rewind(self, state: Mapping[str, Any] | None) -> None:
         """Go back to what ``state`` said (None: to the beginning); who had batches has none.
 
+        It may be of a run of more batches, or say what cannot be: then as far as it fits this one.
+
         >>> leases = Leases(range(9)); _ = leases.next(0); leases.done(0, 0)
         >>> state = leases.state(); _ = leases.next(0); leases.rewind(state)
         >>> leases.next(1).batch, leases.finished
         (1, 1)
         """
         is_same = state is not None and int(state["start"]) == self._batches.start
-        self._started = int(state["started"]) if state is not None and is_same else 0
-        self._again = deque(state["again"] if state is not None and is_same else ())
+        started = int(state["started"]) if state is not None and is_same else 0
+        self._started = min(started, self.total)
+        begun = self._batches[: self._started]
+        again = state["again"] if state is not None and is_same else ()
+        self._again = deque(batch for batch in again if batch in begun)
         self.finished = self._started - len(self._again)
         self._open.clear()
         self._done_by.clear()

@@ -16,8 +16,10 @@ Not here: sockets, deadlines, sequence numbers (wire.py).
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,13 +27,17 @@ from typing import Any
 import numpy as np
 
 from holdfast import errors
-from holdfast.checkpoint import stored_json
+from holdfast.checkpoint.format import stored_json
 from holdfast.errors import CorruptDataError, HoldfastError, InvalidRequestError
 
 ALIGN = 64
 MESSAGE_BYTES_MAX = (2 << 30) - (1 << 20)  # protobuf's limit, less room for what wraps a message
 HEADER_BYTES_MAX = 64 << 20
+HELLO_BYTES_MAX = 1 << 10
 DIMENSIONS_MAX = 8
+_NAME_MAX = 64
+_TEXT_MAX, _ENTRIES_MAX, _DEPTH_MAX = 10_000, 10_000, 4  # of a fact of an error that travels
+_KIND = re.compile(rb'\s*\[\s*"([ -!#-\[\]-~]{0,40})"')
 _DTYPES = {
     np.dtype(name).str: np.dtype(name)
     for name in ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
@@ -86,9 +92,13 @@ def decode_hello(hello: bytes) -> Caller:
     Caller(name='worker-0', epoch=3)
     """
     try:
+        if len(hello) > HELLO_BYTES_MAX:
+            raise ValueError("too long")
         found = stored_json.parse(hello)
         epoch = found["epoch"]
         name = stored_json.text(found["name"])
+        if len(name) > _NAME_MAX or not name.isascii():
+            raise ValueError("not a name")
         return Caller(name, None if epoch is None else stored_json.count(epoch))
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise CorruptDataError("unreadable hello of a stream") from error
@@ -127,6 +137,16 @@ def encode(message: Message) -> tuple[bytes, Array]:
         payload[at + array.nbytes : _aligned(at + array.nbytes)] = 0
         at = _aligned(at + array.nbytes)
     return header, payload
+
+
+def kind_of(header: bytes) -> str | None:
+    """The kind of a message, without the rest of its header; None: no header of ours begins so.
+
+    >>> kind_of(b'["pull", {}, []]')
+    'pull'
+    """
+    found = _KIND.match(header)
+    return None if found is None else found[1].decode()
 
 
 def decode(header: bytes, payload: Array) -> Message:
@@ -179,7 +199,7 @@ def error_message(error: BaseException) -> Message:
         )
     name = next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in _ERRORS)
     shown = " ".join(f"{key}={value!r}" for key, value in error.facts.items())
-    text = str(error)
+    text = str(error)[:_TEXT_MAX]
     if error.todo:
         text = text.removesuffix(f"; {error.todo}")
     if shown:
@@ -235,14 +255,19 @@ def _payload_bytes(sizes: Sequence[int]) -> int:
     return sizes[0] if len(sizes) == 1 else sum(map(_aligned, sizes))
 
 
-def _plain(value: Any) -> Any:
-    """A fact as JSON: as it is where it can be, else as text."""
+def _plain(value: Any, depth: int = 0) -> Any:
+    """A fact as JSON: as it is where it can be, else as text; what is very long is cut short."""
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(each) for each in value]
+    if isinstance(value, list | tuple | set | frozenset) and depth < _DEPTH_MAX:
+        return [_plain(each, depth + 1) for each in itertools.islice(value, _ENTRIES_MAX)]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool | float):
         return value
-    return repr(value)
+    if isinstance(value, int) and value.bit_length() < 64:
+        return value
+    try:
+        return (value if isinstance(value, str) else repr(value))[:_TEXT_MAX]
+    except (ValueError, RecursionError):  # a number or a nest beyond what can be shown
+        return f"<{type(value).__name__}>"

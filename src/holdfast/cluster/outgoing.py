@@ -116,6 +116,11 @@ class Outgoing:
         """Ranges whose differences wait."""
         return frozenset[int]().union(*self._frozen.values())
 
+    @property
+    def tickets(self) -> int:
+        """How many freezes there are."""
+        return len(self._frozen)
+
     def freeze(self, ticket: str, granules: Collection[int]) -> None:
         """Leave ranges out from the next flush on."""
         self._frozen[ticket] = frozenset(granules)

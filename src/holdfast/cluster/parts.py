@@ -18,11 +18,14 @@ from typing import Any
 import numpy as np
 
 from holdfast.cluster.arenashard import Differences
-from holdfast.cluster.flush import Flush
+from holdfast.cluster.flush import Flush, Report
 from holdfast.cluster.message import Message
+from holdfast.cluster.numbers import PUSHES_MAX, WORKERS_MAX, whole, worker_of
 from holdfast.cluster.pushes import Entrusted, Gradients, Part
-from holdfast.cluster.spec import PROPAGATIONS
+from holdfast.cluster.spec import PROPAGATIONS, ClusterSpec
 from holdfast.errors import InvalidRequestError
+
+_IDS_MAX = 1 << 28  # more than fit into a message, but for those of a byte each
 
 
 def flatten(arrays: Sequence[np.ndarray], dtype: str = "f4") -> np.ndarray:
@@ -38,24 +41,31 @@ def pack_slots(kind: str, wants: Sequence[tuple[int, np.ndarray]]) -> Message:
     return Message(kind, meta, (flatten([slots_N for _, slots_N in wants]).astype(np.int32),))
 
 
-def whole(value: Any, *, most: int = (1 << 62)) -> int:
-    """A number of a message, if it is one from 0 on.
-
-    Raises:
-        InvalidRequestError: it is not.
-    """
-    if type(value) is not int or not 0 <= value <= most:
-        raise InvalidRequestError("not a number that a message can have", found=repr(value)[:40])
-    return value
+def push_of(message: Message) -> tuple[int, int]:
+    """Whose push a message is about, and its number."""
+    meta = message.meta
+    return worker_of(meta["worker"]), whole(meta["number"], most=PUSHES_MAX)
 
 
-def _as_ids(array_N: np.ndarray) -> np.ndarray:
+def as_ids(array_N: np.ndarray) -> np.ndarray:
     """An array of a message as slots or positions."""
     if array_N.ndim != 1 or array_N.dtype.kind not in "iu":
         raise InvalidRequestError(
             "rows are named by whole numbers", dtype=str(array_N.dtype), shape=array_N.shape
         )
+    if len(array_N) > _IDS_MAX:
+        raise InvalidRequestError("too many rows in one message", rows=len(array_N), most=_IDS_MAX)
     return array_N.astype(np.int64)
+
+
+def unpack_reports(message: Message, spec: ClusterSpec) -> dict[int, Report]:
+    """What each other server knows of a lost one."""
+    found = {}
+    for (server, flushed), marks_GW in zip(message.meta["reports"], message.arrays, strict=True):
+        if marks_GW.dtype != np.int64 or marks_GW.shape != (spec.locks, WORKERS_MAX):
+            raise InvalidRequestError("marks are by range and worker", shape=marks_GW.shape)
+        found[whole(server, most=spec.servers - 1)] = Report(whole(flushed), None, (), marks_GW)
+    return found
 
 
 def _split(kind: str, arenas: Any, slots_N: np.ndarray) -> list[tuple[int, np.ndarray]]:
@@ -73,7 +83,7 @@ def _split(kind: str, arenas: Any, slots_N: np.ndarray) -> list[tuple[int, np.nd
 
 def unpack_slots(message: Message) -> list[tuple[int, np.ndarray]]:
     """What ``pack_slots`` packed."""
-    return _split(message.kind, message.meta["arenas"], _as_ids(message.arrays[0]))
+    return _split(message.kind, message.meta["arenas"], as_ids(message.arrays[0]))
 
 
 def pack_gradients(kind: str, meta: dict[str, Any], gradients: Sequence[Gradients]) -> Message:
@@ -161,7 +171,7 @@ def _unpack_parts(
 def _gradients(
     kind: str, arenas: Any, slots_N: np.ndarray, flat: np.ndarray, *, dims: Sequence[int]
 ) -> list[Gradients]:
-    slots_N = _as_ids(slots_N)
+    slots_N = as_ids(slots_N)
     if flat.dtype != np.float32 or flat.ndim != 1:
         raise InvalidRequestError("gradients are float32, in a row", found=str(flat.dtype))
     found, start = [], 0
@@ -199,7 +209,7 @@ def pack_flush(flush: Flush, receiver: int) -> Message:
     )
 
 
-def unpack_flush(message: Message, receiver: int, *, workers: int = 256) -> Flush:
+def unpack_flush(message: Message, receiver: int, *, workers: int = WORKERS_MAX) -> Flush:
     """What ``pack_flush`` packed."""
     marks, slots_K, positions_K, flat = message.arrays
     if marks.dtype != np.int64 or marks.ndim != 2 or len(marks) != 2 or marks.shape[1] > workers:
@@ -208,7 +218,7 @@ def unpack_flush(message: Message, receiver: int, *, workers: int = 256) -> Flus
         raise InvalidRequestError("differences are words, in a row", found=str(flat.dtype))
     marks_W, durable_W = np.full((2, workers), -1, np.int64)
     marks_W[: marks.shape[1]], durable_W[: marks.shape[1]] = marks
-    slots_K, positions_K = _as_ids(slots_K), _as_ids(positions_K)
+    slots_K, positions_K = as_ids(slots_K), as_ids(positions_K)
     found, start, floats = [], 0, 0
     for arena, count, width, kind in message.meta["arenas"]:
         stop, end = start + whole(count), floats + count * whole(width)

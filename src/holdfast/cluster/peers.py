@@ -13,7 +13,12 @@ from holdfast.cluster.message import Message
 from holdfast.cluster.pushes import BARRED
 from holdfast.cluster.view import View
 from holdfast.cluster.wire import Stream
-from holdfast.errors import ConflictError, HoldfastError, UnavailableError
+from holdfast.errors import (
+    ConflictError,
+    HoldfastError,
+    InvalidRequestError,
+    UnavailableError,
+)
 
 Failures = dict[int, HoldfastError]
 
@@ -99,15 +104,21 @@ class Peers:
     def _stream(self, server: int) -> Stream:
         stream = self._streams.get(server)
         if stream is None or not stream.is_open:
-            assert self._view is not None
-            stream = self._streams[server] = Stream(
-                self._view.addresses[server],
+            stream = self._streams[server] = self._open(self.view.addresses[server])
+        return stream
+
+    def _open(self, address: str) -> Stream:
+        try:
+            return Stream(
+                address,
                 token=self._token,
                 name=self._name,
-                epoch=self._view.epoch,
+                epoch=self.view.epoch,
                 deadline_s=self._deadline_s,
             )
-        return stream
+        except InvalidRequestError as error:
+            # It does not know our token: the server is gone, and another cluster has its port.
+            raise UnavailableError("somebody else listens here", address=address) from error
 
     def _failed(self, server: int, error: HoldfastError) -> HoldfastError:
         stream = self._streams.pop(server, None)

@@ -26,10 +26,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.errors import ConflictError
+from holdfast.errors import ConflictError, InvalidRequestError
 
 BARRED = "barred"
 SLICE_BYTES = 64 << 20  # of parts in one message
+_PARTS_MAX = 1 << 18  # a worker has less than a hundred under way, for each server
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,15 @@ class Pushes:
         """
         if worker in self._barred:
             raise ConflictError("this worker was taken for lost", worker=worker, kind=BARRED)
+
+    def check_room(self, more: int) -> None:
+        """Refuse parts beyond what all workers together can have under way.
+
+        Raises:
+            InvalidRequestError: there are too many already.
+        """
+        if max(len(self._own), len(self._copies)) + more > _PARTS_MAX:
+            raise InvalidRequestError("too many pushes are kept here", most=_PARTS_MAX)
 
     # This server's own parts.
 

@@ -18,7 +18,7 @@ import threading
 
 import numpy as np
 
-from holdfast.checkpoint.staging import free_bytes
+from holdfast.checkpoint.saving.staging import free_bytes
 from holdfast.cluster.spec import ClusterSpec
 
 _PAGE = 4096
@@ -60,11 +60,12 @@ class Reserve:
 def reserve_for(spec: ClusterSpec) -> Reserve:
     """Enough for the rows and parities of any server, and for what waits there; or nothing where
     memory is scarce."""
-    size = max(_shard_bytes(spec, server) for server in range(spec.servers))
+    size = max(shard_bytes(spec, server) for server in range(spec.servers))
     return Reserve(size if size <= free_bytes() // 2 else 0)
 
 
-def _shard_bytes(spec: ClusterSpec, server: int) -> int:
+def shard_bytes(spec: ClusterSpec, server: int) -> int:
+    """Rows and parities of a server, and what waits there."""
     size = 0
     for arena in spec.arenas:
         rows = arena.placement.data_rows(server, arena.rows)

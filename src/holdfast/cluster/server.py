@@ -25,13 +25,15 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.cluster import parts
+from holdfast.cluster import numbers, parts
 from holdfast.cluster.delivery import Delivery
-from holdfast.cluster.flush import Report
 from holdfast.cluster.giver import Giver
-from holdfast.cluster.keeper import Keeper
+from holdfast.cluster.keeper import Keeper, LoadOrder
+from holdfast.cluster.kinds import SERVER, SERVER_KINDS, check_sender, role_of
 from holdfast.cluster.message import Message
+from holdfast.cluster.orders import ServerOrder, check_fits, check_next, check_view, renewal_of
 from holdfast.cluster.peers import Peers, PipedPeers
+from holdfast.cluster.progress import FAILED, LOST, Progress
 from holdfast.cluster.pushes import Gradients, Part
 from holdfast.cluster.recovery import Recovery, StoppedError
 from holdfast.cluster.reserve import Reserve, reserve_for
@@ -44,7 +46,6 @@ from holdfast.cluster.wire import Caller, Listener, Stream
 from holdfast.errors import (
     ConflictError,
     DataLossError,
-    HoldfastError,
     InvalidRequestError,
     UnavailableError,
 )
@@ -117,7 +118,12 @@ class Server:
             "job": self._keeper.ask_job,
         }
         self._listener = Listener(
-            self._handle, token=token, host=host, port=port, allow_remote=allow_remote
+            self._handle,
+            token=token,
+            host=host,
+            port=port,
+            allow_remote=allow_remote,
+            kinds=SERVER_KINDS,
         )
 
     @property
@@ -153,104 +159,106 @@ class Server:
     def _handle(self, caller: Caller, message: Message) -> Message:
         if self._is_closing:
             raise UnavailableError("this server is closing")
-        handler = self._handlers.get(message.kind)
-        if handler is None:
-            raise InvalidRequestError("unknown kind of message", kind=message.kind)
+        servers = None if self._shard is None else self._shard.spec.servers
+        check_sender(SERVER_KINDS, caller, message, servers=servers)
         try:
-            answer = handler(caller, message)
-            self._count(caller, message, answer)
-            return answer
+            with numbers.refusing_malformed(message.kind):
+                answer = self._handlers[message.kind](caller, message)
         except StoppedError as error:
             raise UnavailableError("this server is closing") from error
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            if isinstance(error, HoldfastError):
-                raise
-            raise InvalidRequestError(
-                "malformed message", kind=message.kind, found=repr(error)
-            ) from error
+        self._count(caller, message, answer)
+        return answer
 
     def _count(self, caller: Caller, *messages: Message) -> None:
         """Bytes of rows that went between this server and workers, or came here from servers."""
-        who = caller.name.partition("-")[0]
+        role, _ = role_of(caller)
         size = sum(array.nbytes for message in messages for array in message.arrays)
-        with self._has_changed:
-            self._bytes[who] += size
+        if role and size:
+            with self._has_changed:
+                self._bytes[role] += size
 
     # Membership.
 
     def _reserve(self, _: Caller, message: Message) -> Message:
         """Have memory ready for a shard; answers at once."""
+        spec = ClusterSpec.from_json(message.meta["spec"])
+        check_fits(spec, 0)
         if self._shard is None:
-            self._memory = reserve_for(ClusterSpec.from_json(message.meta["spec"]))
+            self._memory = reserve_for(spec)
             self._spawn(self._memory.touch, "holdfast-reserve")
         return Message("reserved", {"bytes": self._memory.left})
 
     def _begin(self, _: Caller, message: Message) -> Message:
-        shard = self._make_shard(message.meta)
+        order = self._take_order(message)
+        shard = self._make_shard(order)
         shard.begin()
-        self._hold(shard, message.meta)
+        self._hold(shard, order)
         self._serve()
         return Message("begun")
 
     def _adopt(self, _: Caller, message: Message) -> Message:
-        shard = self._make_shard(message.meta)
-        reports = {
-            int(server): Report(int(flushed), None, (), marks_GW)
-            for (server, flushed), marks_GW in zip(
-                message.meta["reports"], message.arrays, strict=True
-            )
-        }
-        shard.adopt(reports, [parts.whole(worker) for worker in message.meta.get("barred", ())])
-        self._hold(shard, message.meta)
+        order = self._take_order(message)
+        reports = parts.unpack_reports(message, order.spec)
+        barred = [numbers.worker_of(worker) for worker in message.meta.get("barred", ())]
+        shard = self._make_shard(order)
+        shard.adopt(reports, barred)
+        self._hold(shard, order)
         return Message("adopted")
 
     def _load(self, _: Caller, message: Message) -> Message:
         """Begin to load a lost server's rows from a checkpoint, to take its place after."""
-        shard = self._make_shard(message.meta)
-        return self._keeper.load(shard, message, lambda: self._hold(shard, message.meta))
+        order = self._take_order(message)
+        loading = LoadOrder.from_json(message.meta)
+        shard = self._make_shard(order)
+        return self._keeper.load(shard, loading, lambda: self._hold(shard, order))
 
-    def _make_shard(self, meta: Mapping[str, Any]) -> Shard:
+    def _take_order(self, message: Message) -> ServerOrder:
         if self._is_serving:
             raise InvalidRequestError("this server holds a shard already")
-        spec = ClusterSpec.from_json(meta["spec"])
-        epoch = View.from_json(meta["view"]).epoch
-        renewal = int(meta.get("renewal", 0))
+        order = ServerOrder.from_json(message.meta)
+        if order.view.epoch < self._listener.epoch:
+            raise InvalidRequestError("this server is in a later epoch", now=self._listener.epoch)
+        return order
+
+    def _make_shard(self, order: ServerOrder) -> Shard:
         memory, self._memory = self._memory, Reserve()
         return Shard(
-            spec,
-            int(meta["server"]),
-            epoch=epoch,
-            renewal=renewal,
+            order.spec,
+            order.server,
+            epoch=order.view.epoch,
+            renewal=order.renewal,
             memory=memory,
-            has_witnesses=bool(meta.get("two_phase", False)),
+            has_witnesses=order.two_phase,
         )
 
-    def _hold(self, shard: Shard, meta: Mapping[str, Any]) -> None:
-        self._flush_every_s = float(meta.get("flush_every_s", 0.0))
-        self._coordinator = str(meta.get("coordinator", ""))
+    def _hold(self, shard: Shard, order: ServerOrder) -> None:
+        self._flush_every_s = order.flush_every_s
+        self._coordinator = order.coordinator
         self._recovery = Recovery(
             shard,
             Peers(f"server-{shard.server}-recovery", self._token),
             sweep_peers=PipedPeers(f"server-{shard.server}-sweep", self._token),
-            share=float(meta.get("recovery_share", 1.0)),
+            share=order.recovery_share,
             wait_for_view=self._wait_for_view,
             tell=self._tell,
         )
         self._shard = shard
-        self._set_view(View.from_json(meta["view"]))
+        self._set_view(order.view)
 
     def _serve(self) -> None:
         """From now on this shard counts: before, a spare may be given another one."""
+        shard = self.shard
         if self._is_serving:
             return
         self._is_serving = True
-        if any(arena.code is not None for arena in self.shard.arenas):
-            self._spawn(self._deliver, f"holdfast-flush-{self.shard.server}")
+        if any(arena.code is not None for arena in shard.arenas):
+            self._spawn(self._deliver, f"holdfast-flush-{shard.server}")
 
     def _spawn(self, work: Callable[[], None], name: str) -> None:
         thread = threading.Thread(target=self._guard, args=(work,), name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        with self._has_changed:
+            self._threads = [each for each in self._threads if each.is_alive()] + [thread]
+            thread.start()
 
     def _guard(self, work: Callable[[], None]) -> None:
         """Run a thread's work; whatever ends it early is told, unless this server is closing."""
@@ -259,12 +267,12 @@ class Server:
         except StoppedError:
             pass
         except DataLossError as error:
-            self._tell("lost", {"error": str(error)})
+            self._tell(LOST, {"error": str(error)})
         except Exception as error:  # a thread's edge
             if self._is_closing:
                 return
             if self._shard is not None:
-                self._tell("failed", {"error": repr(error)})
+                self._tell(FAILED, {"error": repr(error)})
             raise
 
     def _recover(self, _: Caller, message: Message) -> Message:
@@ -290,17 +298,16 @@ class Server:
             self._recovery.sweep()
 
     def _enter(self, _: Caller, message: Message) -> Message:
-        view = View.from_json(message.meta["view"])
-        if len(view.addresses) != self.shard.spec.servers:
-            raise InvalidRequestError("a view names every server", addresses=len(view.addresses))
+        spec, view = self.shard.spec, View.from_json(message.meta["view"])
+        check_view(view, spec)
+        renewal = renewal_of(message.meta.get("renewal"), spec)
         with self._has_changed:
             old = self._view
             if old is not None and view.version <= old.version:
                 return Message("entered")
-        renewal = message.meta.get("renewal")
-        self._set_view(
-            view, None if renewal is None else Renewal(int(renewal[0]), tuple(renewal[1]))
-        )
+        if old is not None:
+            check_next(view, old)
+        self._set_view(view, renewal)
         return Message("entered")
 
     def _set_view(self, view: View, renewal: Renewal | None = None) -> None:
@@ -323,22 +330,23 @@ class Server:
                 self._has_changed.wait()
         raise StoppedError
 
-    def _tell(self, what: str, facts: dict[str, object]) -> None:
+    def _tell(self, what: str, facts: Mapping[str, Any]) -> None:
         """Tell the coordinator of progress; it may be gone, and then this process ends too."""
         shard = self.shard
         assert self._view is not None
-        place = {"server": shard.server, "joined": self._view.joined[shard.server]}
-        meta = {**place, "renewal": self._swept, "what": what, **facts}
+        progress = Progress(
+            shard.server, self._view.joined[shard.server], self._swept, what, **facts
+        )
         try:
             with Stream(
                 self._coordinator, token=self._token, name=f"server-{shard.server}", epoch=None
             ) as stream:
-                stream.ask(Message("progress", meta))
+                stream.ask(Message("progress", progress.to_json()))
         except UnavailableError:
             pass  # the driver is gone, and this process will be
 
     def _report(self, _: Caller, message: Message) -> Message:
-        report = self.shard.report(int(message.meta["source"]))
+        report = self.shard.report(numbers.whole(message.meta["source"]))
         meta = {
             "flushed": report.flushed,
             "kept": report.kept,
@@ -347,7 +355,9 @@ class Server:
         return Message("report", meta, (report.marks_GW,))
 
     def _settle(self, _: Caller, message: Message) -> Message:
-        self.shard.settle(parts.whole(message.meta["source"]), parts.whole(message.meta["number"]))
+        self.shard.settle(
+            numbers.whole(message.meta["source"]), numbers.whole(message.meta["number"])
+        )
         return Message("settled")
 
     # Workers.
@@ -374,15 +384,15 @@ class Server:
 
     def _stage(self, caller: Caller, message: Message) -> Message:
         """A push's part for this server, and copies of those for others."""
-        worker, number = parts.whole(message.meta["worker"]), parts.whole(message.meta["number"])
+        worker, number = parts.push_of(message)
         by_owner = parts.unpack_stage(message, self.shard.spec.dims)
         own = by_owner.pop(self.shard.server, [])
-        servers = tuple(parts.whole(server) for server in message.meta["servers"])
+        servers = tuple(numbers.whole(server) for server in message.meta["servers"])
         self.shard.stage(worker, number, own, by_owner, servers=servers, epoch=_epoch(caller))
         return self._reply("staged", worker)
 
     def _commit(self, _: Caller, message: Message) -> Message:
-        worker, number = parts.whole(message.meta["worker"]), parts.whole(message.meta["number"])
+        worker, number = parts.push_of(message)
         gradients = self.shard.staged(worker).get(number)
         if gradients is not None:
             self._change(worker, number, gradients)
@@ -391,7 +401,7 @@ class Server:
         return self._reply("committed", worker)
 
     def _push(self, _: Caller, message: Message) -> Message:
-        worker, number = parts.whole(message.meta["worker"]), parts.whole(message.meta["number"])
+        worker, number = parts.push_of(message)
         self._change(worker, number, self._gradients(message))
         return self._reply("pushed", worker)
 
@@ -419,17 +429,17 @@ class Server:
         return Message("supplied", {"rows": self.shard.supply(self._gradients(message))})
 
     def _read(self, _: Caller, message: Message) -> Message:
-        meta = message.meta
+        arena, start, stop = (
+            numbers.whole(message.meta[name]) for name in ("arena", "start", "stop")
+        )
         rows_NW = self.shard.read(
-            int(meta["arena"]),
-            is_parity=bool(meta["is_parity"]),
-            start=int(meta["start"]),
-            stop=int(meta["stop"]),
+            arena, is_parity=bool(message.meta["is_parity"]), start=start, stop=stop
         )
         return Message("records", {}, (rows_NW,))
 
     def _past(self, _: Caller, message: Message) -> Message:
-        return Message("past", {"applied": int(self.shard.applied_W[int(message.meta["worker"])])})
+        worker = numbers.worker_of(message.meta["worker"])
+        return Message("past", {"applied": int(self.shard.applied_W[worker])})
 
     # Parity.
 
@@ -442,10 +452,10 @@ class Server:
         ).run()
 
     def _source(self, caller: Caller) -> int:
-        name, _, index = caller.name.partition("-")
-        if name != "server" or caller.epoch is None:
+        role, index = role_of(caller)
+        if role != SERVER or caller.epoch is None:
             raise InvalidRequestError("only servers send differences", caller=caller.name)
-        return int(index)
+        return index
 
     def _fold(self, caller: Caller, message: Message) -> Message:
         flush = parts.unpack_flush(message, self.shard.server)
@@ -453,19 +463,20 @@ class Server:
         return Message("folded")
 
     def _apply(self, caller: Caller, message: Message) -> Message:
-        number = parts.whole(message.meta["number"])
+        number = numbers.whole(message.meta["number"])
         self.shard.apply_flush(self._source(caller), number, epoch=_epoch(caller))
         return Message("applied")
 
     # Others' recovery.
 
     def _freeze(self, caller: Caller, message: Message) -> Message:
-        granules = [int(granule) for granule in message.meta["granules"]]
-        marks_GW = self.shard.freeze(str(message.meta["ticket"]), granules, epoch=_epoch(caller))
+        granules = [numbers.whole(granule) for granule in message.meta["granules"]]
+        ticket = numbers.text(message.meta["ticket"])
+        marks_GW = self.shard.freeze(ticket, granules, epoch=_epoch(caller))
         return Message("frozen", {}, (marks_GW,))
 
     def _thaw(self, _: Caller, message: Message) -> Message:
-        self.shard.thaw(str(message.meta["ticket"]))
+        self.shard.thaw(numbers.text(message.meta["ticket"]))
         return Message("thawed")
 
     # Watching.

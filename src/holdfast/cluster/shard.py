@@ -38,6 +38,8 @@ from holdfast.cluster.changes import SnapshotOrder
 from holdfast.cluster.commit import Held
 from holdfast.cluster.flush import Flush, Report
 from holdfast.cluster.incoming import Incoming
+from holdfast.cluster.message import MESSAGE_BYTES_MAX
+from holdfast.cluster.numbers import WORKERS_MAX
 from holdfast.cluster.outgoing import Outgoing
 from holdfast.cluster.pushes import Entrusted, Gradients, Part, Pushes
 from holdfast.cluster.reserve import Reserve
@@ -45,7 +47,17 @@ from holdfast.cluster.spec import DIFFERENCE, GRADIENT, ClusterSpec, granules_of
 from holdfast.errors import ConflictError, DataLossError, InvalidRequestError, UnavailableError
 
 _TICK_S = 0.05
-WORKERS_MAX = 256  # that a cluster sees in its life, replaced ones included
+_TICKET_MAX = 100  # of its characters
+_TICKETS_EACH = 16  # a server freezes twice at a time at most; some may not have heard of a thaw
+
+
+def _check_answer(size: int) -> None:
+    """Refuse what does not fit into an answer, before it is made."""
+    if size > MESSAGE_BYTES_MAX:
+        raise InvalidRequestError(
+            "an answer would be too large", bytes=size, bytes_max=MESSAGE_BYTES_MAX,
+            todo="ask for fewer rows at a time",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +75,11 @@ class Renewal:
 
     number: int
     servers: tuple[int, ...]
+
+
+def books_bytes(spec: ClusterSpec) -> int:
+    """What a server keeps of others' pushes, whatever they are: marks by range and worker."""
+    return 8 * WORKERS_MAX * spec.locks * (2 * spec.servers + 1)
 
 
 class Shard:
@@ -198,6 +215,7 @@ class Shard:
 
     def pull(self, wants: Sequence[tuple[int, np.ndarray]]) -> list[np.ndarray]:
         """The weights of rows that are here, arena by arena."""
+        _check_answer(sum(4 * len(slots) * self._arena(arena).spec.dim for arena, slots in wants))
         with self._changed:
             self.counts["rows_pulled"] += sum(len(slots_N) for _, slots_N in wants)
             return [self._arena(arena).pull(slots_N) for arena, slots_N in wants]
@@ -225,6 +243,7 @@ class Shard:
             if epoch is not None:
                 self._check_epoch(epoch)
             self._check_wards(copies or ())
+            self._pushes.check_room(1 + len(copies or ()))
             if part and number > self._out.applied_W[worker]:
                 self._pushes.put(Entrusted(worker, number, part, servers))
             for owner, copy in (copies or {}).items():
@@ -294,16 +313,19 @@ class Shard:
         for each in given:
             self._check_push(each.worker, each.part)
         with self._changed:
+            self._pushes.check_room(len(given))
             for each in given:
                 if each.number > self._out.applied_W[each.worker]:
                     self._pushes.put(each)
 
-    def entrust(self, owner: int, given: Iterable[Entrusted]) -> None:
+    def entrust(self, owner: int, given: Sequence[Entrusted]) -> None:
         """Keep copies of a server's parts."""
         with self._changed:
             self._check_wards([owner])
             for each in given:
                 self._check_worker(each.worker)
+            self._pushes.check_room(len(given))
+            for each in given:
                 self._pushes.witness(owner, each)
 
     def _check_push(self, worker: int, parts: Sequence[Gradients]) -> None:
@@ -378,7 +400,9 @@ class Shard:
         found = self._arena(arena)
         with self._changed:
             rows_MW = found.parities_QW if is_parity else found.records_MW
-            return rows_MW[max(0, start) : stop].copy()
+            wanted_NW = rows_MW[start:stop]
+            _check_answer(wanted_NW.nbytes)
+            return wanted_NW.copy()
 
     def _wanted(self, worker: int, number: int, part: Gradients) -> Gradients:
         """What of a push rows lack: of one sent again, parity may have some."""
@@ -533,7 +557,8 @@ class Shard:
             self._arena(part.arena).check_differences(part)
 
     def _check_granules(self, granules: Collection[int]) -> None:
-        if not all(0 <= granule < self.spec.locks for granule in granules):
+        is_known = all(0 <= granule < self.spec.locks for granule in granules)
+        if len(granules) > self.spec.locks or not is_known:
             raise InvalidRequestError(
                 "no such range", ranges=sorted(granules)[:5], locks=self.spec.locks
             )
@@ -583,11 +608,18 @@ class Shard:
         self._check_granules(granules)
         with self._changed:
             self._check_epoch(epoch)
+            self._check_ticket(ticket)
             self._out.freeze(ticket, granules)
             while self._out.flush is not None:
                 self._wait()
                 self._check_epoch(epoch)
             return self._out.known_of(granules)
+
+    def _check_ticket(self, ticket: str) -> None:
+        """Refuse a freeze where there are more than all servers together ask for at a time."""
+        most = _TICKETS_EACH * self.spec.servers
+        if len(ticket) > _TICKET_MAX or self._out.tickets >= most:
+            raise InvalidRequestError("no such freeze", ticket=ticket[:_TICKET_MAX], most=most)
 
     def thaw(self, ticket: str) -> None:
         """Let differences of ranges leave again."""
@@ -607,6 +639,7 @@ class Shard:
         with self._changed:
             self._check_frozen(ticket)
             found = self._arena(arena)
+            _check_answer(4 * (len(slots_N) + len(parities_N)) * found.spec.width)
             if len(found.missing(slots_N)):
                 raise ConflictError("rows are missing here", tables=found.spec.name)
             return found.as_parity_knows(slots_N), found.parities(parities_N)
@@ -660,6 +693,9 @@ class Shard:
     def supply(self, parts: Sequence[Gradients]) -> int:
         """Weights of rows that workers hold, for those that are lost here; how many were."""
         self._check_push(0, parts)
+        for part in parts:
+            if not self._arena(part.arena).spec.is_held:
+                raise InvalidRequestError("these rows are not held by workers", arena=part.arena)
         rows = 0
         with self._changed:
             for part in parts:

@@ -34,8 +34,8 @@ from holdfast.cluster.arena import Arena
 from holdfast.cluster.arenashard import ArenaShard
 from holdfast.cluster.code import Code
 from holdfast.errors import CorruptDataError
-from holdfast.kernels import slab as kernels
-from holdfast.placement import Placement
+from holdfast.kernels.servers import slab as kernels
+from holdfast.model.placement import Placement
 
 
 @dataclass(frozen=True, slots=True, eq=False)

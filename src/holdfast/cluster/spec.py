@@ -23,8 +23,8 @@ from holdfast.cluster.arena import Arena, plan_arenas
 from holdfast.cluster.code import make_code
 from holdfast.cluster.hot import HotTable, check_hot
 from holdfast.errors import InvalidRequestError
-from holdfast.kernels import optimizers
-from holdfast.placement import Placement
+from holdfast.kernels.servers import optimizers
+from holdfast.model.placement import Placement
 
 OPTIMIZERS = {
     "sgd": optimizers.SGD,

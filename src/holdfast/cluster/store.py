@@ -9,7 +9,10 @@ column for each kind of optimizer state. So a cluster's checkpoints are an ordin
 Invariants:
 - A segment holds rows of one table and one server: of hot rows (hot.py) the one that would hold
   them were they not, so that runs are the same whichever rows are hot.
-- A shard is loaded whole or not at all: every row comes from a base, then from what came after it.
+- A shard is loaded whole or not at all: every row comes from a base, then from what came after it,
+  each version once.
+- Segments of other servers are left unread only if their ids, or the catalog, which ``verify``
+  checks, say that no row of this server is in them.
 - No byte is used before its checksum is confirmed.
 
 Not here: messages (keeper.py), which rows changed (changes.py), when to save and the commit
@@ -27,28 +30,30 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.checkpoint import commit as catalogs
-from holdfast.checkpoint.catalog import Catalog, SegmentEntry
-from holdfast.checkpoint.codec import Codec
-from holdfast.checkpoint.fetch import SegmentReader, check_frames
-from holdfast.checkpoint.object import ObjectBuilder
-from holdfast.checkpoint.segment import Segment, encode_segment
-from holdfast.checkpoint.writer import store_segment
+from holdfast.checkpoint.format.catalog import Catalog, SegmentEntry
+from holdfast.checkpoint.format.codec import Codec
+from holdfast.checkpoint.format.object import ObjectBuilder
+from holdfast.checkpoint.format.segment import Segment, encode_segment
+from holdfast.checkpoint.restoring.fetch import PartReader, SegmentReader, check_frames
+from holdfast.checkpoint.store import catalogs
+from holdfast.checkpoint.store.writer import store_segment
 from holdfast.cluster.arena import PlacedTable
 from holdfast.cluster.arenashard import ArenaShard
 from holdfast.cluster.hot import HotTable
+from holdfast.cluster.numbers import text, whole
 from holdfast.cluster.shard import Copied, Shard
 from holdfast.cluster.spec import ClusterSpec, TableSpec
 from holdfast.errors import CorruptDataError, DataLossError, HoldfastError, InvalidRequestError
-from holdfast.kernels import bitmap
-from holdfast.schema import WEIGHT, Column, TableSchema
+from holdfast.kernels.rows import bitmap
+from holdfast.model.placement import Placement
+from holdfast.model.schema import WEIGHT, Column, TableSchema
 from holdfast.storage import open_storage
 from holdfast.storage.base import Storage
 
 STEP = "step"  # Adam's, of each row: a count, always stored whole
 _SEGMENT_BYTES = 8 << 20
 
-# As torch.optim names them, in the order of a record (kernels/optimizers.py).
+# As torch.optim names them, in the order of a record (kernels/servers/optimizers.py).
 _STATE: dict[str, tuple[str, ...]] = {
     "sgd": (),
     "momentum": ("momentum_buffer",),
@@ -64,7 +69,7 @@ Codecs = Mapping[str, Sequence[Codec]]  # of each column, by table
 def schema_of(table: TableSpec) -> TableSchema:
     """A cluster's table as checkpoints describe it.
 
-    >>> from holdfast.placement import Placement
+    >>> from holdfast.model.placement import Placement
     >>> from holdfast.cluster.spec import Optimizer
     >>> table = TableSpec("users", 9, 4, Placement(3), "none", Optimizer("adam"))
     >>> [(column.name, column.width) for column in schema_of(table).columns]
@@ -106,7 +111,7 @@ class Place:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Place:
         """What ``to_json`` wrote."""
-        return cls(str(value["url"]), dict(value["options"]))
+        return cls(text(value["url"]), dict(value["options"]))
 
 
 def codecs_to_json(codecs: Codecs) -> dict[str, Any]:
@@ -226,8 +231,8 @@ class Loading:
         """What ``to_json`` wrote."""
         return cls(
             Place.from_json(value["place"]),
-            int(value["catalog"]),
-            int(value["step"]),
+            whole(value["catalog"]),
+            whole(value["step"]),
             bool(value["is_apart"]),
             bool(value["wants_held"]),
         )
@@ -259,7 +264,7 @@ def load(
             continue
         arena.changes.begin()
         for placed in arena.spec.tables:
-            segments = _segments_of(placed, shard.server, catalog, loading)
+            segments = _segments_of(placed, shard.server, catalog, loading, storage)
             check_frames(storage, catalog, [segment.extent for segment in segments])
             target = _Target(arena, placed, shard.server, loading)
             rows += _load_table(target, storage, catalog, segments, is_cancelled)
@@ -279,9 +284,14 @@ def _hot_among(table: TableSpec, shard: Shard) -> int:
 
 
 def _segments_of(
-    placed: PlacedTable, server: int, catalog: Catalog, loading: Loading
+    placed: PlacedTable, server: int, catalog: Catalog, loading: Loading, storage: Storage
 ) -> list[SegmentEntry]:
-    """What holds rows of this server, oldest born first."""
+    """What holds rows of this server, oldest born first.
+
+    Raises:
+        CorruptDataError: rows of servers that should be apart are not.
+        InvalidRequestError: the checkpoint is of other tables.
+    """
     schema = _stored_as(placed)
     if schema not in catalog.schema_of(catalog.checkpoint(loading.step)):
         raise InvalidRequestError(
@@ -298,9 +308,40 @@ def _segments_of(
         ]
     if not loading.is_apart or not segments:
         return segments
+    placement = placed.table.placement
     firsts_S = np.array([segment.first for segment in segments])
-    held_S = np.flatnonzero(placed.table.placement.servers_of(firsts_S) == server)
-    return [segments[at] for at in held_S]
+    is_held_S = placement.servers_of(firsts_S) == server
+    if not _is_known_apart(catalog, placement, loading.step):
+        parts = PartReader(storage)
+        for at in np.flatnonzero(~is_held_S):
+            if (placement.servers_of(parts.ids(segments[at])) == server).any():
+                raise _not_apart(segments[at], server)
+    return [segments[at] for at in np.flatnonzero(is_held_S)]
+
+
+def sharding_of(placement: Placement) -> Placement:
+    """What of a placement decides which server holds a row: where none is coded, servers alone."""
+    is_plain = placement.parity == 0 and placement.groups == 1
+    return Placement(placement.servers) if is_plain else placement
+
+
+def _is_known_apart(catalog: Catalog, placement: Placement, step: int) -> bool:
+    """Whether the catalog says that rows of servers are apart, so that ``verify`` has checked it.
+
+    Where tables are placed differently it cannot say so (clustersave.py).
+    """
+    shards = catalog.shards
+    is_since = shards is not None and shards.since <= catalog.checkpoint(step).base
+    return is_since and shards is not None and shards.placement == sharding_of(placement)
+
+
+def _not_apart(entry: SegmentEntry, server: int) -> CorruptDataError:
+    return CorruptDataError(
+        "a segment holds rows of two servers",
+        where=entry.extent.describe(),
+        table=entry.table,
+        server=server,
+    )
 
 
 def _stored_as(placed: PlacedTable) -> TableSchema:
@@ -329,12 +370,19 @@ def _load_table(
     arena, table, loading = target.arena, target.placed.table, target.loading
     schema, base = _stored_as(target.placed), catalog.checkpoint(loading.step).base
     reader = SegmentReader(storage)
+    rows = table.placement.data_rows(target.server, table.rows)
     based = 0
+    births_M = np.full(rows, -1, np.int64)  # by slot: counts would not tell a row that comes twice
     for entry in segments:
         if is_cancelled():
             raise HoldfastError("another checkpoint is to be loaded", step=loading.step)
         segment = reader.read(entry, schema)
         slots_N, at_N = _own(target, segment, entry)
+        if (births_M[slots_N - target.placed.slot] == entry.born).any():
+            raise CorruptDataError(
+                "a row is stored twice", where=entry.extent.describe(), table=schema.name,
+                todo="run 'holdfast verify', and restore another step",
+            )  # fmt: skip
         start = 0
         for index, column in enumerate(schema.columns):
             values_ND = segment.decode(index)
@@ -346,7 +394,7 @@ def _load_table(
             arena.changes.mark_saved(slots_N)
         else:
             based += len(slots_N)
-    rows = table.placement.data_rows(target.server, table.rows)
+        births_M[slots_N - target.placed.slot] = entry.born
     if based != rows:
         raise DataLossError(
             "the checkpoint does not hold every row",
@@ -376,12 +424,7 @@ def _own(
     if is_own_N.all():
         return placed.slot + placement.slots_of(ids_N), None
     if target.loading.is_apart:
-        raise CorruptDataError(
-            "a segment holds rows of two servers",
-            where=entry.extent.describe(),
-            table=entry.table,
-            server=server,
-        )
+        raise _not_apart(entry, server)
     at_N = np.flatnonzero(is_own_N)
     return placed.slot + placement.slots_of(ids_N[at_N]), at_N
 

@@ -15,12 +15,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from holdfast.cluster import parts
+from holdfast.cluster import numbers, parts
 from holdfast.cluster.message import Caller, Message
 from holdfast.cluster.pushes import Entrusted, Part, slices
 from holdfast.cluster.shard import Shard
+from holdfast.errors import InvalidRequestError
 
 _RESOLVED_S = 0.3
+_RESOLVING_MAX = 2 * numbers.WORKERS_MAX  # at once, each in a thread of its own
 
 
 class Trustee:
@@ -36,7 +38,8 @@ class Trustee:
         """``apply`` changes rows by a worker's push that happened, and decodes them before where
         they are missing; ``spawn`` runs something in a thread of the server's."""
         self._get_shard, self._apply, self._spawn = get_shard, apply, spawn
-        self._turn = threading.Lock()
+        self._turn, self._counting = threading.Lock(), threading.Lock()
+        self._under_way = 0
 
     def bar(self, _: Caller, message: Message) -> Message:
         """Hear a worker no more; what there is of its pushes."""
@@ -52,9 +55,13 @@ class Trustee:
         Answers soon, whether all are applied by then or not: rows may have to be decoded first, and
         that may have to wait until whoever asks has replaced another server.
         """
-        worker, last = _worker(message), int(message.meta["last"])
+        worker, last = _worker(message), numbers.number_of(message.meta["last"])
         is_lost = bool(message.meta["is_lost"])
+        if self._under_way > _RESOLVING_MAX:
+            raise InvalidRequestError("too many workers are being resolved", most=_RESOLVING_MAX)
         self._get_shard().begin_resolving(worker, last, is_lost=is_lost)
+        with self._counting:
+            self._under_way += 1
         is_over = threading.Event()
         self._spawn(lambda: self._carry_out(worker, last, is_over), f"holdfast-resolve-{worker}")
         is_over.wait(_RESOLVED_S if is_lost else 0)
@@ -70,12 +77,14 @@ class Trustee:
                         self._apply(worker, number, part)
             shard.wait_durable(worker, _RESOLVED_S)
         finally:
+            with self._counting:
+                self._under_way -= 1
             shard.end_resolving()
             is_over.set()
 
     def copies(self, _: Caller, message: Message) -> Message:
         """What this server keeps for another."""
-        owner = parts.whole(message.meta["owner"])
+        owner = numbers.whole(message.meta["owner"])
         return _slice("copies", self._get_shard().copies(owner, _workers(message)), message)
 
     def owed(self, _: Caller, message: Message) -> Message:
@@ -84,7 +93,7 @@ class Trustee:
 
     def entrust(self, _: Caller, message: Message) -> Message:
         """Keep copies of another's parts."""
-        owner = parts.whole(message.meta["owner"])
+        owner = numbers.whole(message.meta["owner"])
         self._get_shard().entrust(owner, self._unpack(message))
         return Message("entrusted")
 
@@ -99,17 +108,18 @@ class Trustee:
 
 def _slice(kind: str, found: Sequence[Entrusted], message: Message) -> Message:
     """Parts after the one that a question names, as many as fit; whether there are more."""
-    after = tuple(message.meta["after"])
+    worker, number = message.meta["after"]
+    after = (numbers.number_of(worker), numbers.number_of(number))
     left = [each for each in found if (each.worker, each.number) > after]
     first = next(slices(left), [])
     return parts.pack_entrusted(kind, {"has_more": len(first) < len(left)}, first)
 
 
 def _worker(message: Message) -> int:
-    return parts.whole(message.meta["worker"])
+    return numbers.worker_of(message.meta["worker"])
 
 
 def _workers(message: Message) -> list[int] | None:
     """Which workers a question is about; None: all."""
     workers = message.meta["workers"]
-    return None if workers is None else [parts.whole(worker) for worker in workers]
+    return None if workers is None else [numbers.whole(worker) for worker in workers]

@@ -2,9 +2,9 @@
 
     a push is applied -> see -> a snapshot: choose -> take -> (not committed) put_back
 
-The rules of one process (checkpoint/priority.py), table by table, for the rows that lie here: of a
-large table at most r of them are saved by one delta. A push names each row once, with the sum of
-its gradients: a row that is looked up many times by one batch counts as used once.
+The rules of one process (checkpoint/selecting/priority.py), table by table, for the rows that lie
+here: of a large table at most r of them are saved by one delta. A push names each row once, with
+the sum of its gradients: a row that is looked up many times by one batch counts as used once.
 
 Invariants:
 - Of rows outside large tables (small ones, networks, replicated ones) every changed one is chosen.
@@ -26,14 +26,14 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.checkpoint.priority import (
+from holdfast.checkpoint.selecting.priority import (
     Choice,
     Priority,
     Taken,
     make_choice,
     rows_to_choose,
 )
-from holdfast.kernels import bitmap
+from holdfast.kernels.rows import bitmap
 
 
 @dataclass(frozen=True, slots=True)

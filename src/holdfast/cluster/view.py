@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.cluster.numbers import text, whole
 from holdfast.errors import InvalidRequestError
 
 
@@ -105,12 +106,12 @@ class View:
         """
         try:
             return cls(
-                epoch=int(value["epoch"]),
-                addresses=tuple(str(address) for address in value["addresses"]),
-                lacks_rows=frozenset(int(server) for server in value["lacks_rows"]),
-                lacks_parities=frozenset(int(server) for server in value["lacks_parities"]),
-                version=int(value["version"]),
-                joined=tuple(int(epoch) for epoch in value["joined"]),
+                epoch=whole(value["epoch"]),
+                addresses=tuple(text(address) for address in value["addresses"]),
+                lacks_rows=frozenset(whole(server) for server in value["lacks_rows"]),
+                lacks_parities=frozenset(whole(server) for server in value["lacks_parities"]),
+                version=whole(value["version"]),
+                joined=tuple(whole(epoch) for epoch in value["joined"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidRequestError("not a view of a cluster") from error

@@ -8,6 +8,8 @@ pulse, since compiling holds the interpreter.
 
 from __future__ import annotations
 
+import socket
+
 import numpy as np
 
 from holdfast.cluster import decode, slab
@@ -15,7 +17,8 @@ from holdfast.cluster.arenashard import fold_rows
 from holdfast.cluster.pushes import Gradients
 from holdfast.cluster.shard import Shard
 from holdfast.cluster.spec import DIFFERENCE, GRADIENT, ClusterSpec, Optimizer, TableSpec
-from holdfast.placement import Placement
+from holdfast.kernels.servers.relay import relay
+from holdfast.model.placement import Placement
 
 
 def warm_kernels() -> None:
@@ -71,3 +74,12 @@ def warm_kernels() -> None:
     records_FW = np.zeros((len(sources.rows_F), arena.spec.width), np.float32)
     records_FW.flags.writeable = False
     fold_rows(arena.code, out_NW, sources.rows_F, records_FW, sources.coefficients_F)
+    warm_relay()
+
+
+def warm_relay() -> None:
+    """The kernel that carries connections from other machines (gate.py)."""
+    outer, source = socket.socketpair()
+    with outer, source:
+        outer.shutdown(socket.SHUT_WR)
+        relay(source.fileno(), source.fileno(), np.empty(1, np.uint8), np.zeros(1, np.int64), 0)

@@ -2,12 +2,16 @@
 
     Stream.ask --(one long-lived DoExchange)--> Listener --> handle(caller, message) -> reply
 
+A listener is known by host and port. Processes of the same user and machine reach it at a local
+socket (localsocket.py); everybody else comes through the gate at its port (gate.py).
+
 Every message is one record batch of one uint8 column (the payload); its metadata is a sequence
 number and the header. A stream's messages are handled one by one, in order, in a thread of their
 own; different streams at once.
 
 Invariants:
-- A call without the right token is refused before anything it sent is read.
+- Of a connection that does not bring the token nothing but its first headers is read, whatever it
+  calls; a later call on it without the token is refused too.
 - Replies carry the number of what they answer; a wrong number raises and ends the stream.
 - A stream that failed or stayed silent past a deadline is closed and never used again, since a late
   reply may still come. ``Stream.is_open`` tells such a failure from an error that the other side
@@ -20,6 +24,7 @@ Not here: what messages mean (server.py), who is alive (pulse.py), processes (en
 
 from __future__ import annotations
 
+import ctypes
 import hmac
 import itertools
 import math
@@ -33,11 +38,15 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from holdfast.cluster.cutoff import WATCH, cut_connections
+from holdfast.cluster.cutoff import OPENINGS, WATCH, Accepted, Place, cut_connection
+from holdfast.cluster.gate import Gate
+from holdfast.cluster.kinds import Kinds, check_size
+from holdfast.cluster.localsocket import choose_socket, find_socket, remove_socket
 from holdfast.cluster.message import (
     ERROR,
     Array,
@@ -69,12 +78,15 @@ except ImportError as error:
 
 STALE_EPOCH = "stale epoch"
 PULSE = "pulse"
+STREAMS_MAX = 1024  # that a listener serves at once, each in a thread of its own
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _SCHEMA = pa.schema([("payload", pa.uint8())])
 _TOKEN_HEADER = "holdfast-token"
 _CLOSE_S = 5.0
 _ALIGN_BYTES = 16
 _WRAPPING_BYTES = 14  # modulo 16, of what the library puts around metadata and payload
+_LARGE_BYTES = 16 << 20
+_REFUSED_MAX = 64  # messages that are read and thrown away of a stream that was refused
 _CLIENT_OPTIONS = [("grpc.enable_retries", 0)]
 _FAILURES = (pa.ArrowException, OSError, StopIteration)
 
@@ -97,26 +109,36 @@ class Listener:
         port: int = 0,
         on_closed: Callable[[Caller], None] | None = None,
         allow_remote: bool = False,
+        kinds: Kinds | None = None,
     ) -> None:
+        """``kinds`` say how long messages may be; None: as long as any."""
         if host not in _LOOPBACK and not allow_remote:
             raise InvalidRequestError(
                 "this host can be reached from outside",
                 host=host,
                 todo="listen on 127.0.0.1, or allow remote peers",
             )
-        self._handle, self._on_closed, self._epoch = handle, on_closed, 0
+        self._handle, self._on_closed, self._epoch, self._kinds = handle, on_closed, 0, kinds
+        self._streams = threading.BoundedSemaphore(STREAMS_MAX)
         place = f"[{host}]" if ":" in host else host
+        guard = _TokenGuard(_token_bytes(token))
         try:
-            self._server = _FlightServer(
-                f"grpc://{place}:{port}", _TokenGuard(_token_bytes(token)), self._serve_stream
-            )
-        except _FAILURES as error:
+            gate = Gate(host, port, header=_TOKEN_HEADER.encode(), token=guard.token)
+        except OSError as error:
             raise UnavailableError(
                 "cannot listen here", host=host, port=port, found=_first_line(error)
             ) from error
-        self.address = f"{place}:{self._server.port}"
+        self.address = f"{place}:{gate.port}"
+        try:
+            path = choose_socket(self.address, token)
+            self._accepted = Accepted(str(path))
+            server = _FlightServer(f"grpc+unix://{path}", guard, self._serve_stream)
+        except _FAILURES as error:
+            gate.close()
+            raise UnavailableError("cannot listen here", found=_first_line(error)) from error
+        gate.open(path)
         # Pending calls would keep the library's own exit hook waiting for ever; ours runs first.
-        self._close = weakref.finalize(self, _end_server, self._server, self._server.port)
+        self._close = weakref.finalize(self, _end_server, server, gate, path, self._accepted)
 
     @property
     def epoch(self) -> int:
@@ -139,7 +161,16 @@ class Listener:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _serve_stream(self, hello: bytes, port: int, reader: Any, writer: Any) -> None:
+    def _serve_stream(self, hello: bytes, reader: Any, writer: Any) -> None:
+        if not self._streams.acquire(blocking=False):
+            raise flight.FlightUnavailableError("too many streams")
+        try:
+            self._serve(hello, reader, writer)
+        finally:
+            self._streams.release()
+
+    def _serve(self, hello: bytes, reader: Any, writer: Any) -> None:
+        self._accepted.widen()
         writer.begin(_SCHEMA)
         try:
             caller = decode_hello(hello)
@@ -147,19 +178,30 @@ class Listener:
                 raise CorruptDataError("not a stream of messages")
             self._check_epoch(caller)
         except HoldfastError as error:
-            _refuse(reader, writer, error)
+            refusal = error_message(error)
+        else:
+            refusal = self._converse(caller, reader, writer)
+        _refuse(reader, writer, refusal)
+
+    def _converse(self, caller: Caller, reader: Any, writer: Any) -> Message:
+        """Answer messages until one is none of ours: what is said to that. Raises at the end."""
         try:
-            _write(writer, 0, *encode(Message("welcome", {"port": port})))
+            _write(writer, 0, *encode(Message("welcome")))
             for expected in itertools.count(1):
-                number, message = _unpack(reader.read_chunk())
-                if number != expected:
-                    raise CorruptDataError("a message is missing", expected=expected, found=number)
-                _write(writer, number, *self._answer(caller, message))
+                self._take(caller, expected, reader, writer)
         except CorruptDataError as error:
-            _refuse(reader, writer, error)
+            return error_message(error)
         finally:
             if self._on_closed is not None:
                 self._on_closed(caller)
+        raise AssertionError
+
+    def _take(self, caller: Caller, expected: int, reader: Any, writer: Any) -> None:
+        """One message; when this returns, nothing of it or of its answer is held any more."""
+        number, message = _unpack(reader.read_chunk(), self._kinds)
+        if number != expected:
+            raise CorruptDataError("a message is missing", expected=expected, found=number)
+        _write(writer, number, *self._answer(caller, message))
 
     def _answer(self, caller: Caller, message: Message) -> tuple[bytes, Array]:
         try:
@@ -202,31 +244,47 @@ class Stream:
         self.address, self.deadline_s = address, deadline_s
         self._sent = self._received = 0
         self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        options = [(_TOKEN_HEADER.encode(), _token_bytes(token))]
-        hello = encode_hello(Caller(name, epoch))
-        try:
-            client = flight.FlightClient(f"grpc://{address}", generic_options=_CLIENT_OPTIONS)
-        except _FAILURES as error:
-            raise self._failed(error) from error
-        try:
-            # The first call alone can have a deadline of its own, and may have to connect.
-            call = flight.FlightCallOptions(timeout=deadline_s, headers=options)
-            list(client.do_action(flight.Action("hello", b""), call))
-            writer, reader = client.do_exchange(
-                flight.FlightDescriptor.for_command(hello),
-                flight.FlightCallOptions(headers=options),
-            )
-        except _FAILURES as error:
-            client.close()
-            raise self._failed(error) from error
-        self._wire = _Wire(client, writer, reader, self._replies, address)
+        self._wire = self._open(token, encode_hello(Caller(name, epoch)))
         self._finish = weakref.finalize(self, self._wire.finish)
-        with self._closing_on_failure(), self._wire.sending(deadline_s):
+        with self._closing_on_failure(), self._wire.sending(deadline_s) as writer:
             writer.begin(_SCHEMA)
         self._sent = 1
-        welcome = self.receive()  # or why there is none
-        port = welcome.meta.get("port")
-        self._wire.port = port if type(port) is int else 0
+        self.receive()  # a welcome, or why there is none
+
+    def _open(self, token: str, hello: bytes) -> _Wire:
+        """Connect to the listener's local socket, if it is on this machine, or to its port."""
+        headers = [(_TOKEN_HEADER.encode(), _token_bytes(token))]
+        host, _, port = self.address.rpartition(":")
+        path = find_socket(self.address, token)
+        try:
+            if path is not None:
+                try:
+                    return self._connect(f"grpc+unix://{path}", str(path), headers, hello)
+                except flight.FlightUnavailableError:
+                    if host.strip("[]") in _LOOPBACK:
+                        raise  # it is gone: whoever has its port now must not see the token
+            return self._connect(f"grpc://{self.address}", int(port), headers, hello)
+        except _FAILURES as error:
+            raise self._failed(error) from error
+
+    def _connect(
+        self, location: str, place: Place, headers: list[tuple[bytes, bytes]], hello: bytes
+    ) -> _Wire:
+        client = flight.FlightClient(location, generic_options=_CLIENT_OPTIONS)
+        try:
+            with OPENINGS.take_turn(place, self.deadline_s) as opening:
+                # The first call alone can have a deadline of its own, and may have to connect.
+                call = flight.FlightCallOptions(timeout=self.deadline_s, headers=headers)
+                list(client.do_action(flight.Action("hello", b""), call))
+                connection = opening.find()
+            writer, reader = client.do_exchange(
+                flight.FlightDescriptor.for_command(hello),
+                flight.FlightCallOptions(headers=headers),
+            )
+        except BaseException:
+            client.close()
+            raise
+        return _Wire(client, writer, reader, self._replies, connection)
 
     @property
     def is_open(self) -> bool:
@@ -328,13 +386,14 @@ class _Wire:
     Holds no stream, so that a stream nobody holds any more is closed.
     """
 
-    def __init__(self, client: Any, writer: Any, reader: Any, replies: Any, address: str) -> None:
+    def __init__(
+        self, client: Any, writer: Any, reader: Any, replies: Any, connection: int
+    ) -> None:
         self._client, self._writer, self._reader = client, writer, reader
         self._lock = threading.Lock()
         self._late_at = math.inf
         self.is_late = False
-        self._peer_port = int(address.rpartition(":")[2])
-        self.port = 0  # of our end of the connection; the other side sees it and tells
+        self._connection = connection
         self._thread = threading.Thread(
             target=_drain, args=(reader, replies), name="holdfast-replies", daemon=True
         )
@@ -371,15 +430,14 @@ class _Wire:
     def _cut(self) -> None:
         """Cancelling ends what waits for a reply, but no send that the other side does not take."""
         self._reader.cancel()
-        if self.port:
-            cut_connections(self.port, peer_port=self._peer_port)
+        cut_connection(self._connection)
 
 
 class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     """What the library calls, in threads of its own."""
 
     def __init__(
-        self, location: str, guard: _TokenGuard, serve: Callable[[bytes, int, Any, Any], None]
+        self, location: str, guard: _TokenGuard, serve: Callable[[bytes, Any, Any], None]
     ) -> None:
         self._serve = serve  # first: calls may come as soon as the library is set up
         super().__init__(location, middleware={"token": guard})
@@ -387,8 +445,9 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Serve one stream until it ends, however it ends."""
         try:
-            port = int(context.peer().rpartition(":")[2])
-            self._serve(descriptor.command or b"", port, reader, writer)
+            self._serve(descriptor.command or b"", reader, writer)
+        except flight.FlightUnavailableError:
+            raise
         except _FAILURES:
             pass  # the caller is gone
         except Exception:  # the edge of a thread
@@ -403,13 +462,13 @@ class _TokenGuard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     """Refuses every call that does not bring the token."""
 
     def __init__(self, token: bytes) -> None:
-        self._token = token
+        self.token = token
 
     def start_call(self, info: Any, headers: dict[str, list[Any]]) -> None:
-        """Called before anything of a call's body is read."""
+        """Called when the library has taken in a call's first message."""
         for value in headers.get(_TOKEN_HEADER, []):
             shown = value if isinstance(value, bytes) else value.encode("utf-8", "replace")
-            if hmac.compare_digest(shown, self._token):
+            if hmac.compare_digest(shown, self.token):
                 return
         raise flight.FlightUnauthenticatedError("refused")
 
@@ -423,25 +482,36 @@ def _drain(reader: Any, replies: queue.SimpleQueue[Any]) -> None:
         replies.put(error)
 
 
-def _end_server(server: Any, port: int) -> None:
+def _end_server(server: Any, gate: Gate, path: Path, accepted: Accepted) -> None:
     """Stop a server although streams are open: the library cannot end them, so they are cut off."""
+    gate.close()
     ending = threading.Thread(target=server.shutdown, name="holdfast-closing", daemon=True)
     ending.start()
     ends_at = time.monotonic() + _CLOSE_S
     while ending.is_alive() and time.monotonic() < ends_at:
-        cut_connections(port)
+        accepted.cut()
         ending.join(0.01)
+    remove_socket(path)
     if ending.is_alive():  # a handler that never returns must not keep the process from its end
         for finalizer in list(getattr(weakref.finalize, "_registry", ())):
             if (found := finalizer.peek()) is not None and found[0] is server:
                 finalizer.atexit = False
 
 
-def _refuse(reader: Any, writer: Any, error: HoldfastError) -> NoReturn:
+def _refuse(reader: Any, writer: Any, refusal: Message) -> None:
     """Say why, and wait until the caller hangs up: if we did so first, it might never read it."""
-    _write(writer, 0, *encode(error_message(error)))
-    while True:
+    _write(writer, 0, *encode(refusal))
+    if refusal.meta["facts"].get("payload_bytes", 0) > _LARGE_BYTES:
+        _give_back_memory()
+    for _ in range(_REFUSED_MAX):
         reader.read_chunk()  # raises at the end
+
+
+def _give_back_memory() -> None:
+    """Give memory that is free back to the machine: the C library keeps what many threads freed."""
+    pa.default_memory_pool().release_unused()
+    with suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _write(writer: Any, number: int, header: bytes, payload: Array) -> None:
@@ -466,7 +536,7 @@ def _varint_bytes(value: int) -> int:
     return max(1, -(-value.bit_length() // 7))
 
 
-def _unpack(chunk: Any) -> tuple[int, Message]:
+def _unpack(chunk: Any, kinds: Kinds | None = None) -> tuple[int, Message]:
     """The number and the message of what was read; the arrays keep the received buffer alive."""
     if chunk.data is None or chunk.app_metadata is None or len(chunk.app_metadata) < 8:
         raise CorruptDataError("not a message")
@@ -479,6 +549,8 @@ def _unpack(chunk: Any) -> tuple[int, Message]:
     if len(column):
         bytes_N = np.frombuffer(column.buffers()[1], np.uint8)
         payload = bytes_N[column.offset : column.offset + len(column)]
+    if kinds is not None:
+        check_size(kinds, memoryview(chunk.app_metadata)[8:], payload.nbytes)
     found = chunk.app_metadata.to_pybytes()
     return struct.unpack_from("<Q", found)[0], decode(found[8:], payload)
 

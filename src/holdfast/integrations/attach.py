@@ -35,12 +35,13 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import torch
 
 from holdfast import events
 from holdfast.checkpoint.checkpointer import Checkpointer
+from holdfast.checkpoint.settings import SettingsKeywords
 from holdfast.errors import HoldfastWarning, InvalidRequestError
 from holdfast.integrations.kept_state import LoopState, keep
 from holdfast.integrations.training_loader import (
@@ -50,7 +51,7 @@ from holdfast.integrations.training_loader import (
     kind_of,
 )
 from holdfast.loading.resumable_reader import ResumableReader
-from holdfast.modelstate import as_optimizers
+from holdfast.model.model_state import as_optimizers
 from holdfast.storage.base import Storage
 
 _OUTSIDE_MAX = 8  # steps without a batch of the loader, before it is not the one that is trained
@@ -77,7 +78,7 @@ def attach(
     trainer: Any = None,
     extras: Mapping[str, Any] | None = None,
     batches_per_step: int | None = None,
-    **settings: Any,
+    **settings: Unpack[SettingsKeywords],
 ) -> Attachment:
     """Follow a training loop from outside: resume now, count its steps, save when due.
 
@@ -148,7 +149,7 @@ class Attachment:
         self._loop = LoopState(model, self._reader.loader)
         self._kept = keep(self._loop, trainer, extras)
 
-    def _start(self, url: str | os.PathLike[str] | Storage, settings: Mapping[str, Any]) -> None:
+    def _start(self, url: str | os.PathLike[str] | Storage, settings: SettingsKeywords) -> None:
         try:
             if self._found is not None:
                 self._undo.append(self._found.release)
@@ -405,7 +406,9 @@ class Attachment:
     def _begin(self) -> None:
         """The first batch that was not trained is drawn: all is as the checkpoint had it."""
         self._has_begun = True
-        if self.resumed_step and self._tensor_versions() != self._versions:
+        # All ranks restore together, and none knows what was written on another.
+        may_differ = self.checkpointer.world_size > 1 or self._tensor_versions() != self._versions
+        if self.resumed_step and may_differ:
             self.checkpointer.restore(self.resumed_step)
         for optimizer, groups in zip(self._optimizers, self._groups, strict=False):
             for group, stored in zip(optimizer.param_groups, groups, strict=False):

@@ -17,6 +17,8 @@ import torch
 from holdfast.errors import InvalidRequestError
 from holdfast.integrations.trainer_values import TrainerValues
 from holdfast.integrations.training_loader import LoaderKind, kind_of
+from holdfast.loading.generators import as_kept
+from holdfast.loading.stateful import like_held
 
 _TRAINER, _LOOP = "trainer", "loop"  # extras of our own
 
@@ -34,7 +36,7 @@ class Kept:
 
     def load_state_dict(self, state: Any) -> None:
         """Load it now, and keep it."""
-        self.state = state
+        self.state = like_held(self.item, state)
         self._load()
 
     def begin(self) -> None:
@@ -83,7 +85,7 @@ def keep(loop: LoopState, trainer: Any, extras: Mapping[str, Any] | None) -> dic
     Raises:
         InvalidRequestError: an extra has a name that we use.
     """
-    named: dict[str, Any] = dict(extras or {})
+    named: dict[str, Any] = {name: as_kept(item) for name, item in (extras or {}).items()}
     taken = sorted({_TRAINER, _LOOP} & set(named))
     if taken:
         raise InvalidRequestError(

@@ -1,6 +1,6 @@
 """What a foreign checkpoint becomes: tables of rows with their state, and dense state.
 
-Which tensors are tables is tables.py's rule: embeddings, and optimizer state that has numbers
+Which tensors are tables is model/tables.py's rule: embeddings, and optimizer state that has numbers
 for every row goes with the rows. A live model says which weights are embeddings; a file
 does not, so there they are named.
 
@@ -17,16 +17,18 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast.errors import InvalidRequestError, NotFoundError
-from holdfast.interchange.source import PackedOptimizer, Source, StoredTensor
-from holdfast.modelstate import ModelState, is_unnamed, unnamed
-from holdfast.schema import DTYPE_BYTES, WEIGHT, Column, TableSchema
-from holdfast.tables import has_row_state_shape, has_table_shape
-from holdfast.tensors import dtype_name
+from holdfast.interchange.archive.tensors import StoredTensor
+from holdfast.interchange.source import PackedOptimizer, Source, shortened
+from holdfast.model.model_state import ModelState, is_unnamed, unnamed
+from holdfast.model.schema import DTYPE_BYTES, WEIGHT, Column, TableSchema
+from holdfast.model.tables import has_row_state_shape, has_table_shape
+from holdfast.model.tensors import dtype_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,8 @@ def name_by_patterns(
     if patterns is None and may_be:
         largest = sorted(may_be, key=lambda name: -may_be[name].bytes)
         raise InvalidRequestError(
-            "which tensors are embedding tables", shapes={n: may_be[n].shape for n in largest[:12]},
+            "which tensors are embedding tables",
+            shapes={n[:80]: may_be[n].shape for n in largest[:12]},
             todo="name them: tables=, or --table (repeatable, * is anything); "
             "or pass model= to hf.import_checkpoint",
         )  # fmt: skip
@@ -89,7 +92,7 @@ def name_by_patterns(
     for pattern in patterns or ():
         met = [name for name in source.model if fnmatch.fnmatchcase(name, pattern)]
         if not met:
-            raise NotFoundError("no such tensor", table=pattern, tensors=list(may_be)[:20])
+            raise NotFoundError("no such tensor", table=pattern, tensors=shortened(may_be))
         tables |= dict.fromkeys(met)
     return Naming(tuple(tables), {}, _share_out(source, parameters))
 
@@ -130,11 +133,11 @@ def adopt(source: Source, naming: Naming) -> Adopted:
         if weight is None:
             raise NotFoundError(
                 "the file lacks a table of the model", table=name, path=source.path,
-                tensors=list(source.model)[:20],
+                tensors=shortened(source.model),
             )  # fmt: skip
         if not _may_be_table(weight):
             raise InvalidRequestError(
-                "a table is a tensor of rows of floats", table=name,
+                "a table is a tensor of rows of floats", table=name[:80],
                 found=_describe(weight), known=list(DTYPE_BYTES),
                 todo="convert it to one of these types first, or do not name it",
             )  # fmt: skip
@@ -207,7 +210,7 @@ def _divide(
             into = columns[name] if is_of_rows else table_state[name]
             if key in into:
                 raise InvalidRequestError(
-                    "a table's state has a name that is taken", table=name, state=key,
+                    "a table's state has a name that is taken", table=name[:80], state=key[:80],
                     todo="give each table one optimizer",
                 )  # fmt: skip
             into[key] = value
@@ -233,15 +236,15 @@ def _add_fused(
     for name in {**states, **scalars}:
         if name not in columns:
             raise NotFoundError(
-                "a fused optimizer holds a table that is not among those named", table=name,
-                tables=list(columns)[:20], todo="name it too: tables=, or --table",
+                "a fused optimizer holds a table that is not among those named", table=name[:80],
+                tables=shortened(columns), todo="name it too: tables=, or --table",
             )  # fmt: skip
         rows = columns[name][WEIGHT].shape[0]
         for key, value in states.get(name, {}).items():
             if not _is_row_state(value, rows) or key in columns[name]:
                 raise InvalidRequestError(
                     "a fused optimizer's state is not of its table's rows, or there twice",
-                    table=name, state=key, found=_describe(value),
+                    table=name[:80], state=key[:80], found=_describe(value),
                 )  # fmt: skip
             columns[name][key] = value if len(value.shape) > 1 else value.as_column()
         table_state[name] |= scalars.get(name, {})
@@ -283,7 +286,7 @@ def _parameters(source: Source, naming: Naming) -> dict[str, list[str]]:
     given = naming.parameters
     if given is not None and source.optimizers is not None and set(given) != set(optimizers):
         raise InvalidRequestError(
-            "the file was saved with other optimizers", file=sorted(optimizers),
+            "the file was saved with other optimizers", file=shortened(sorted(optimizers)),
             given=sorted(given), todo="pass the same optimizers in the same order",
         )  # fmt: skip
     for key, packed in optimizers.items():
@@ -303,9 +306,10 @@ def _parameters(source: Source, naming: Naming) -> dict[str, list[str]]:
             for index, name in enumerate(names)
         ]
         if len(set(found[key])) != len(names):
+            twice = [name for name, count in Counter(found[key]).most_common(6) if count > 1]
             raise InvalidRequestError(
-                "two parameters of an optimizer have one name", optimizer=key,
-                names=sorted({name for name in found[key] if found[key].count(name) > 1})[:6],
+                "two parameters of an optimizer have one name", optimizer=key[:80],
+                names=shortened(twice),
                 todo="pass model= and optimizer= to hf.import_checkpoint",
             )  # fmt: skip
     return found
@@ -316,32 +320,54 @@ def _names_by_shape(
 ) -> list[str | None]:
     """Whose the state of a parameter without a name is, where only one tensor fits it."""
     names: list[str | None] = [None] * packed.parameters
+    owners = _Owners(model, tables)
+    taken: set[str] = set()
     for index, entries in packed.state.items():
-        shapes = [v.shape for v in entries.values() if isinstance(v, StoredTensor) and v.shape]
-        fitting = [
-            name
-            for name, weight in model.items()
-            if shapes and isinstance(weight, StoredTensor) and _fits(shapes, weight.shape)
-        ]
-        if len(fitting) == 1 and fitting[0] not in names:
+        shapes = {v.shape for v in entries.values() if isinstance(v, StoredTensor) and v.shape}
+        fitting, has_table = owners.find(shapes)
+        if len(fitting) == 1 and fitting[0] not in taken:
             names[index] = fitting[0]
-        elif tables & set(fitting):
+            taken.add(fitting[0])
+        elif has_table:
             raise InvalidRequestError(
-                "it is not certain whose an optimizer's state is", optimizer=key,
-                parameter=index, could_be=fitting[:6],
+                "it is not certain whose an optimizer's state is", optimizer=key[:80],
+                parameter=index, could_be=shortened(fitting[:6]),
                 todo="pass model= and optimizer= to hf.import_checkpoint, or name the optimizers' "
                 "parameters in their order with --param",
             )  # fmt: skip
     return names
 
 
-def _fits(shapes: Sequence[tuple[int, ...]], weight: tuple[int, ...]) -> bool:
-    """Whether state of these shapes can be a weight's: of its own shape, or a number a row.
+class _Owners:
+    """Tensors of a model, found by the shapes of state that can be theirs: state of their own
+    shape, or of a number a row. No search compares: a file may have many tensors and much state.
 
-    >>> _fits([(5, 2), (5,)], (5, 2)), _fits([(5, 2)], (5, 3))
-    (True, False)
+    >>> owners = _Owners({}, set())
+    >>> owners.add("users", (5, 2)); owners.add("items", (5, 3))
+    >>> owners.find({(5, 2), (5,)})[0], owners.find({(5,)})[0], owners.find({(5, 2), (5, 3)})[0]
+    (['users'], ['users', 'items'], [])
     """
-    return bool(weight) and all(
-        shape == weight or (shape[0] == weight[0] and math.prod(shape) == weight[0])
-        for shape in shapes
-    )
+
+    def __init__(self, model: Mapping[str, Any], tables: set[str]) -> None:
+        self._tables = tables
+        self._found: dict[tuple[int, ...] | int, list[str]] = {}
+        self._of_tables: set[tuple[int, ...] | int] = set()
+        for name, weight in model.items():
+            if isinstance(weight, StoredTensor) and weight.shape:
+                self.add(name, weight.shape)
+
+    def add(self, name: str, shape: tuple[int, ...]) -> None:
+        """A tensor that state may belong to."""
+        for key in (shape, shape[0]):
+            self._found.setdefault(key, []).append(name)
+            if name in self._tables:
+                self._of_tables.add(key)
+
+    def find(self, shapes: set[tuple[int, ...]]) -> tuple[list[str], bool]:
+        """The tensors that all these shapes fit, and whether a table is among them."""
+        rows = {shape[0] for shape in shapes}
+        whole = {shape for shape in shapes if math.prod(shape) != shape[0]}
+        if len(rows) != 1 or len(whole) > 1:
+            return [], False
+        key = next(iter(whole), None) or next(iter(rows))
+        return self._found.get(key, []), key in self._of_tables

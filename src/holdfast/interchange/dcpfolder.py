@@ -6,14 +6,14 @@ names, as ``get_state_dict`` gives them, so that ``dcp.load`` and ``set_state_di
 any number of ranks. Read without DCP: its own reader runs whatever the pickle says.
 
 Invariants:
-- The metadata is read as records (restricted.py), pieces are mapped (torchzip.py); values that are
-  no tensors are read with ``weights_only=True``.
-- A piece lies inside the folder and inside its file; the pieces of a tensor cover it exactly.
+- The metadata is read as records, pieces and values as archives (archive/): nothing is run.
+- A piece lies inside the folder and inside its file, is reached through no link, and shares no byte
+  with another; the pieces of a tensor cover it exactly (cover.py).
 """
 
 from __future__ import annotations
 
-import io
+import functools
 import math
 import warnings
 from collections.abc import Mapping
@@ -23,61 +23,59 @@ from typing import Any
 
 import torch
 
+from holdfast.boundary.budget import DEPTH_MAX, Account, Budget
 from holdfast.errors import CorruptDataError, InvalidRequestError, NotFoundError
 from holdfast.interchange import handout as handouts
-from holdfast.interchange import restricted
+from holdfast.interchange.archive import nested
+from holdfast.interchange.archive.files import (
+    Extent,
+    InputFile,
+    find_inside,
+    folder_bytes,
+    shown,
+    whole,
+)
+from holdfast.interchange.archive.names import torch_names
+from holdfast.interchange.archive.pickles import Names, UnknownNameError, read_pickle, record
+from holdfast.interchange.archive.structure import read_structure
+from holdfast.interchange.archive.tensors import (
+    DIMENSIONS_MAX,
+    SIZE_MAX,
+    Piece,
+    StoredTensor,
+    TensorRef,
+)
+from holdfast.interchange.cover import check_apart, check_cover
 from holdfast.interchange.fused import KEY as FUSED_KEY
 from holdfast.interchange.handout import Handout, OnTable
-from holdfast.interchange.restricted import Record
-from holdfast.interchange.source import Choice, Piece, Source, StoredTensor, find_parts
-from holdfast.interchange.torchzip import Extent, TensorRef, read_bytes, read_structure
+from holdfast.interchange.source import Choice, Source, find_parts
 from holdfast.interchange.wholeness import whole_folder
 
 METADATA = ".metadata"
 _CHECKPOINT = "torch.distributed.checkpoint"
-_DTYPES = (
-    "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"
+_RECORDS = (
+    "Metadata", "MetadataIndex", "TensorStorageMetadata", "BytesStorageMetadata",
+    "ChunkStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING", "StorageMeta",
 )  # fmt: skip
-_PIECES_MAX = 1 << 16
 
 
-class _Layout:
-    """Stands for the function that names a tensor's layout."""
-
-    __slots__ = ()
-
-    def __call__(self, name: str) -> str:
-        return name
-
-    def __setstate__(self, state: object) -> None:
-        raise CorruptDataError("a pickle tries to change a function")
-
-
-class _Place(Record):
-    """Stands for a key of the metadata's list of places."""
-
-    kind = "MetadataIndex"
-
-    def key(self) -> tuple[str, tuple[int, ...] | None]:
-        """Whose piece, and where in it."""
-        offset = self.fields.get("offset")
-        return _text(self.get("fqn")), None if offset is None else _sizes(offset)
-
-
-def _names() -> restricted.Names:
+@functools.cache
+def _names() -> Names:
     """All that DCP's metadata may name."""
-    kinds = ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata",
-             "TensorProperties", "_MEM_FORMAT_ENCODING", "StorageMeta")  # fmt: skip
-    paths = [(m, n) for m in ("pathlib", "pathlib._local") for n in ("PosixPath", "WindowsPath")]
+    of_torch = torch_names()
     return {
-        **{(f"{_CHECKPOINT}.metadata", kind): restricted.record(kind) for kind in kinds},
-        (f"{_CHECKPOINT}.metadata", "MetadataIndex"): type("Place", (_Place,), {}),
-        (f"{_CHECKPOINT}.filesystem", "_StorageInfo"): restricted.record("_StorageInfo"),
-        **{path: restricted.record("Path") for path in paths},
-        ("collections", "OrderedDict"): dict,
-        ("torch", "Size"): tuple,
-        ("torch.serialization", "_get_layout"): _Layout(),
-        **{("torch", name): getattr(torch, name) for name in _DTYPES},
+        **{(f"{_CHECKPOINT}.metadata", kind): record(kind) for kind in _RECORDS},
+        (f"{_CHECKPOINT}.filesystem", "_StorageInfo"): record("_StorageInfo"),
+        **{name: made for name, made in of_torch.items() if name[0].startswith("pathlib")},
+        **{name: made for name, made in of_torch.items() if isinstance(made, torch.dtype)},
+        **{
+            name: of_torch[name]
+            for name in (
+                ("collections", "OrderedDict"),
+                ("torch", "Size"),
+                ("torch.serialization", "_get_layout"),
+            )
+        },
     }
 
 
@@ -91,163 +89,146 @@ class Item:
     pieces: Mapping[tuple[int, ...] | None, tuple[tuple[int, ...], Extent]]
 
 
-def read_items(folder: Path) -> dict[str, Item]:
+def read_items(folder: Path, account: Account) -> dict[str, Item]:
     """Every entry of a folder, by its flat name; nothing but the metadata is read.
 
     Raises:
-        NotFoundError: there is no such folder.
-        InvalidRequestError: it is no folder of DCP, or one that is compressed.
+        InvalidRequestError: it is no folder of DCP, one that is compressed, or one that claims more
+            than its size allows.
         CorruptDataError: the metadata is damaged, or says what cannot be.
     """
-    if not folder.is_dir():
-        raise NotFoundError("no such folder", path=str(folder))
-    metadata = folder / METADATA
-    if not metadata.is_file():
-        raise InvalidRequestError(
-            "this is no folder of torch.distributed.checkpoint", path=str(folder),
-            todo="a whole one holds .metadata",
-        )  # fmt: skip
-    if metadata.stat().st_size > restricted.BYTES_MAX:
-        raise CorruptDataError("the metadata is too large", path=str(metadata))
-    root = restricted.read_pickle(metadata.read_bytes(), _names(), what=str(metadata))
     try:
-        return _items(folder, root)
-    except (TypeError, AttributeError, KeyError, ValueError, RecursionError) as error:
-        raise CorruptDataError("the metadata says what cannot be", path=str(metadata)) from error
-
-
-def _items(folder: Path, root: Any) -> dict[str, Item]:
-    described, planned = root.get("state_dict_metadata"), root.fields.get("planner_data")
-    places: dict[tuple[str, tuple[int, ...] | None], Extent] = {}
-    for place, info in root.get("storage_data").items():
-        places[place.key()] = _extent(folder, info)
-    found: dict[str, Item] = {}
-    for name, meta in described.items():
-        planned_path = (planned or {}).get(name, (_text(name),))
-        path = tuple(part if type(part) is int else _text(part) for part in planned_path)
-        if meta.kind == "BytesStorageMetadata":
-            found[name] = Item(path, None, {None: ((), places[name, None])})
-            continue
-        dtype = meta.get("properties").state[0]
-        if not isinstance(dtype, torch.dtype):
-            raise CorruptDataError("a tensor without a type", name=name)
-        shape, chunks = _sizes(meta.get("size")), meta.get("chunks")
-        spans = [(_sizes(chunk.get("offsets")), _sizes(chunk.get("sizes"))) for chunk in chunks]
-        _check_cover(name, shape, spans)
-        pieces: dict[tuple[int, ...] | None, tuple[tuple[int, ...], Extent]] = {
-            offsets: (sizes, places[name, offsets]) for offsets, sizes in spans
-        }
-        found[name] = Item(path, (dtype, shape), pieces)
-    return found
-
-
-def _extent(folder: Path, info: Any) -> Extent:
-    if info.fields.get("transform_descriptors"):
+        metadata = whole(find_inside(folder, [METADATA]))
+    except NotFoundError as error:
         raise InvalidRequestError(
-            "the folder's pieces are compressed or encrypted", path=str(folder),
-            todo="save it without extensions",
-        )  # fmt: skip
-    relative = Path(_text(info.get("relative_path")))
-    offset, length = info.get("offset"), info.get("length")
-    path = folder / relative
-    is_inside = not relative.is_absolute() and ".." not in relative.parts
-    if not is_inside or type(offset) is not int or type(length) is not int:
-        raise CorruptDataError("a piece lies outside the folder", file=str(relative)[:80])
-    size = path.stat().st_size if path.is_file() else -1
-    if size < 0 or offset < 0 or length < 0 or offset + length > size:
-        raise CorruptDataError(
-            "a file is missing or cut off", file=str(path), bytes=max(0, size),
-            needed=offset + length,
-        )  # fmt: skip
-    return Extent(path, offset, length)
+            "this is no folder of torch.distributed.checkpoint", path=shown(folder),
+            todo="a whole one holds .metadata",
+        ) from error  # fmt: skip
+    what = shown(metadata.path)
+    with account.holding_memory(2 * metadata.bytes, claim="the metadata of a folder"):
+        root = read_pickle(metadata.read(), _names(), what=what, account=account)
+    try:
+        return _Metadata(folder, root).items()
+    except (TypeError, AttributeError, LookupError, ValueError) as error:
+        raise CorruptDataError("the metadata says what cannot be", path=what) from error
 
 
-def _check_cover(
-    name: str, shape: tuple[int, ...], spans: list[tuple[tuple[int, ...], tuple[int, ...]]]
-) -> None:
-    """Refuse pieces that overlap, reach beyond the tensor, or leave something out."""
-    is_inside = all(
-        len(offsets) == len(sizes) == len(shape)
-        and all(a + n <= full for a, n, full in zip(offsets, sizes, shape, strict=True))
-        for offsets, sizes in spans
-    )
-    covered = sum(math.prod(sizes) for _, sizes in spans)
-    ordered = sorted(span for span in spans if math.prod(span[1]))
-    is_apart = len(ordered) <= _PIECES_MAX and not any(
-        _overlap(span, later)
-        for index, span in enumerate(ordered)
-        for later in _starting_within(ordered, index)
-    )
-    if not is_inside or not is_apart or covered != math.prod(shape):
-        raise CorruptDataError("the pieces of a tensor do not cover it once", name=name)
+class _Metadata:
+    """What DCP's metadata says, checked entry by entry."""
+
+    def __init__(self, folder: Path, root: Any) -> None:
+        self._folder = folder
+        self._root = root
+        self._files: dict[tuple[str, ...], InputFile] = {}
+        self._extents: list[Extent] = []
+
+    def items(self) -> dict[str, Item]:
+        """Every entry, by its flat name."""
+        described, planned = _dict(self._root.get("state_dict_metadata")), None
+        if self._root.fields.get("planner_data") is not None:
+            planned = _dict(self._root.get("planner_data"))
+        places: dict[tuple[str, tuple[int, ...] | None], Extent] = {}
+        for place, info in _dict(self._root.get("storage_data")).items():
+            offset = place.fields.get("offset")
+            key = _text(place.get("fqn")), None if offset is None else _sizes(offset)
+            places[key] = self._find(info)
+        check_apart(self._extents)
+        found: dict[str, Item] = {}
+        for name, meta in described.items():
+            path = _path((planned or {}).get(name, (_text(name),)))
+            if meta.kind == "BytesStorageMetadata":
+                found[name] = Item(path, None, {None: ((), places[name, None])})
+                continue
+            dtype = meta.get("properties").state[0]
+            if not isinstance(dtype, torch.dtype):
+                raise CorruptDataError("a tensor without a type", name=name[:80])
+            shape, chunks = _sizes(meta.get("size")), meta.get("chunks")
+            spans = [(_sizes(chunk.get("offsets")), _sizes(chunk.get("sizes"))) for chunk in chunks]
+            check_cover(name, shape, spans)
+            pieces: dict[tuple[int, ...] | None, tuple[tuple[int, ...], Extent]] = {
+                offsets: (sizes, places[name, offsets]) for offsets, sizes in spans
+            }
+            found[name] = Item(path, (dtype, shape), pieces)
+        return found
+
+    def _find(self, info: Any) -> Extent:
+        if info.fields.get("transform_descriptors"):
+            raise InvalidRequestError(
+                "the folder's pieces are compressed or encrypted", path=shown(self._folder),
+                todo="save it without extensions",
+            )  # fmt: skip
+        parts = tuple(_text(info.get("relative_path")).split("/"))
+        offset, length = info.get("offset"), info.get("length")
+        if type(offset) is not int or type(length) is not int or len(parts) > DEPTH_MAX:
+            raise CorruptDataError("a piece lies nowhere", file="/".join(parts)[:80])
+        if parts not in self._files:
+            try:
+                self._files[parts] = find_inside(self._folder, parts)
+            except NotFoundError as error:
+                raise CorruptDataError(
+                    "a file is missing or cut off", file="/".join(parts)[:80]
+                ) from error
+        file = self._files[parts]
+        if offset < 0 or length < 0 or offset + length > file.bytes:
+            raise CorruptDataError(
+                "a file is missing or cut off", file=shown(file.path), bytes=file.bytes,
+                needed=offset + length,
+            )  # fmt: skip
+        self._extents.append(Extent(file, offset, length))
+        return self._extents[-1]
 
 
-_Span = tuple[tuple[int, ...], tuple[int, ...]]
-
-
-def _starting_within(ordered: list[_Span], index: int) -> list[_Span]:
-    """The spans after one that begin before its last row; they alone can overlap it."""
-    offsets, sizes = ordered[index]
-    if not offsets:
-        return ordered[index + 1 :]
-    found = []
-    for later in ordered[index + 1 :]:
-        if later[0][0] >= offsets[0] + sizes[0]:
-            break
-        found.append(later)
-    return found
-
-
-def _overlap(one: _Span, other: _Span) -> bool:
-    pairs = zip(*one, *other, strict=True)
-    return all(a < b + m and b < a + n for a, n, b, m in pairs)
-
-
-def read_dcp(folder: Path, choice: Choice) -> Source:
-    """A folder of DCP as a source.
+def read_dcp(folder: Path, choice: Choice, *, is_trusted: bool = False) -> Source:
+    """A folder of DCP as a source. ``is_trusted`` lifts the limits on what it may cost.
 
     Raises:
         NotFoundError, InvalidRequestError, CorruptDataError: as ``read_items``.
     """
+    account = Budget(folder_bytes(folder), is_trusted=is_trusted).open_account()
     tree: dict[Any, Any] = {}
-    for name, item in read_items(folder).items():
-        value = _value(name, item) if item.tensor is None else _tensor(name, item)
+    for name, item in read_items(folder, account).items():
+        value = _value(name, item, account) if item.tensor is None else _tensor(name, item, account)
         _put(tree, item.path, value, name)
-    return find_parts(_listed(tree), choice, path=str(folder), format="dcp")
+    root = _listed(tree)
+    nested.check_size(root, account, what=shown(folder))
+    return find_parts(root, choice, account=account, path=shown(folder), format="dcp")
 
 
-def _tensor(name: str, item: Item) -> StoredTensor:
+def _tensor(name: str, item: Item, account: Account) -> StoredTensor:
     assert item.tensor is not None
     dtype, shape = item.tensor
     pieces = []
     for offsets, (sizes, extent) in item.pieces.items():
-        ref = read_structure(extent)
-        if not isinstance(ref, TensorRef) or ref.dtype != dtype or ref.shape != sizes:
-            raise CorruptDataError("a piece is not what the metadata says", name=name)
-        if ref.extent.bytes:
-            pieces.append(Piece(offsets or (), ref.tensor()))
+        found = _read(name, extent, account)
+        if not isinstance(found, StoredTensor) or (found.dtype, found.shape) != (dtype, sizes):
+            raise CorruptDataError("a piece is not what the metadata says", name=name[:80])
+        if math.prod(sizes):
+            pieces.append(Piece(offsets or (), found.pieces[0].ref))
     return StoredTensor(shape, dtype, tuple(pieces))
 
 
-def _value(name: str, item: Item) -> Any:
+def _value(name: str, item: Item, account: Account) -> Any:
     ((_, extent),) = item.pieces.values()
-    if extent.bytes > restricted.BYTES_MAX:
-        raise CorruptDataError("a value is too large", name=name, bytes=extent.bytes)
+    return _read(name, extent, account)
+
+
+def _read(name: str, extent: Extent, account: Account) -> Any:
     try:
-        return torch.load(io.BytesIO(read_bytes(extent)), weights_only=True, map_location="cpu")
-    except Exception as error:  # what a stranger's bytes make torch raise is anything
+        return read_structure(extent, account)
+    except UnknownNameError as error:
         raise CorruptDataError(
-            "a value is damaged, or more than a plain value; it was not run", name=name
-        ) from error
+            "an entry is more than a tensor or a plain value; it was not run", entry=name[:80],
+            name=error.facts["name"],
+        ) from error  # fmt: skip
 
 
 def _put(tree: dict[Any, Any], path: tuple[str | int, ...], value: Any, name: str) -> None:
     for part in path[:-1]:
         tree = tree.setdefault(part, {})
         if not isinstance(tree, dict):
-            raise InvalidRequestError("two entries have one name", name=name)
-    if not path or path[-1] in tree:
-        raise InvalidRequestError("two entries have one name", name=name)
+            raise InvalidRequestError("two entries have one name", name=name[:80])
+    if path[-1] in tree:
+        raise InvalidRequestError("two entries have one name", name=name[:80])
     tree[path[-1]] = value
 
 
@@ -268,6 +249,7 @@ def write_dcp(handout: Handout, out: Path, *, on_table: OnTable) -> int:
         CorruptDataError: the checkpoint is damaged; nothing is written.
         InvalidRequestError: an optimizer's parameter has no name in the model.
     """
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -279,23 +261,43 @@ def write_dcp(handout: Handout, out: Path, *, on_table: OnTable) -> int:
     tree["step"] = handout.step
     with whole_folder(out) as temporary:
         # torch cannot leave numbers out of a file of many archives: placeholders go there as zeros.
-        with warnings.catch_warnings():
+        with (
+            warnings.catch_warnings(),
+            handouts.reporting("torch.distributed.checkpoint", CheckpointException),
+        ):
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as intended
             save(tree, storage_writer=FileSystemWriter(temporary), no_dist=True)
         places: list[tuple[torch.Tensor, TensorRef]] = []
-        for item in read_items(temporary).values():
+        # It is of our own making; only its size bounds the time that looking at it takes.
+        account = Budget(folder_bytes(temporary), is_trusted=True).open_account()
+        for item in read_items(temporary, account).values():
             if item.tensor is not None:
                 ((_, extent),) = item.pieces.values()
-                places.append((_at(tree, item.path), read_structure(extent)))
+                found = read_structure(extent, account)
+                if not isinstance(found, StoredTensor):
+                    raise InvalidRequestError(
+                        "a tensor is of a kind that is not exported",
+                        path=[str(part)[:80] for part in item.path],
+                        todo="export with --format torch",
+                    )
+                places.append((_at(tree, item.path), found.pieces[0].ref))
         handouts.fill(handout, places, on_table)
         size = sum(path.stat().st_size for path in temporary.iterdir())
     return size
 
 
 def _at(tree: Any, path: tuple[str | int, ...]) -> torch.Tensor:
-    for part in path:
-        tree = tree[part]
-    assert isinstance(tree, torch.Tensor)
+    try:
+        for part in path:
+            tree = tree[part]
+    except (LookupError, TypeError):
+        tree = None
+    if not isinstance(tree, torch.Tensor):
+        raise InvalidRequestError(
+            "the state has keys that torch.distributed.checkpoint does not keep apart",
+            path=[str(part)[:80] for part in path],
+            todo="export with --format torch",
+        )
     return tree
 
 
@@ -319,13 +321,29 @@ def _by_name(handout: Handout) -> dict[str, Any]:
     return {"state": state, "param_groups": groups}
 
 
+def _dict(value: Any) -> dict[Any, Any]:
+    if not isinstance(value, dict):
+        raise CorruptDataError("the metadata holds no dict where one belongs")
+    return value
+
+
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise CorruptDataError("the metadata holds no name where one belongs")
     return value
 
 
+def _path(value: Any) -> tuple[str | int, ...]:
+    """Where an entry lies in the state."""
+    is_path = isinstance(value, tuple | list) and 0 < len(value) <= DEPTH_MAX
+    if not is_path or not all(type(part) in (int, str) for part in value):
+        raise CorruptDataError("the metadata holds no path where one belongs")
+    return tuple(value)
+
+
 def _sizes(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, tuple) or not all(type(n) is int and 0 <= n < 2**62 for n in value):
-        raise CorruptDataError("the metadata holds an impossible size", size=repr(value)[:60])
+    if not isinstance(value, tuple) or len(value) > DIMENSIONS_MAX:
+        raise CorruptDataError("the metadata holds an impossible size")
+    if not all(type(size) is int and 0 <= size < SIZE_MAX for size in value):
+        raise CorruptDataError("the metadata holds an impossible size")
     return value

@@ -11,12 +11,12 @@ TorchRec's are sharded: DCP cuts them when it loads, a file of ``torch.save`` is
 
 Invariant: what ``pack`` gives ``unpack`` takes back.
 
-Not here: which tables have a fused optimizer (handout.py), the kernels (torchrec/fused.py).
+Not here: which tables have a fused optimizer (handout.py), the kernels (model/torchrec/fused.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from holdfast.errors import CorruptDataError
@@ -67,24 +67,45 @@ def unpack(value: Any) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, A
     Raises:
         CorruptDataError: it is no fused optimizer's ``state_dict()``.
     """
-    try:
-        # Without row state (SGD) a folder of DCP has no entry for it.
-        states = {str(t): _columns(held) for t, held in value.get("state", {}).items()}
-        scalars: dict[str, dict[str, Any]] = {}
-        for group in value.get("param_groups", ()):
-            held = {name: item for name, item in group.items() if name != "params"}
-            scalars |= {str(table): dict(held) for table in group["params"]}
-    except (TypeError, KeyError, AttributeError, ValueError) as error:
-        raise CorruptDataError("not a fused optimizer's state_dict", key=KEY) from error
+    if not isinstance(value, Mapping):
+        raise _not_fused()
+    # Without row state (SGD) a folder of DCP has no entry for it.
+    found, groups = value.get("state", {}), value.get("param_groups", ())
+    if not isinstance(found, Mapping) or not isinstance(groups, list | tuple):
+        raise _not_fused()
+    states = {table: _columns(held) for table, held in found.items()}
+    scalars: dict[str, dict[str, Any]] = {}
+    for group in groups:
+        members = group.get("params") if isinstance(group, Mapping) else None
+        if not isinstance(members, list | tuple) or not _are_texts([*members, *group]):
+            raise _not_fused()
+        scalars |= {
+            table: {name: item for name, item in group.items() if name != "params"}
+            for table in members
+        }
+    if not _are_texts(states):
+        raise _not_fused()
     return states, scalars
 
 
-def _columns(held: Mapping[str, Any]) -> dict[str, Any]:
+def _not_fused() -> CorruptDataError:
+    return CorruptDataError("not a fused optimizer's state_dict", key=KEY)
+
+
+def _are_texts(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def _columns(held: Any) -> dict[str, Any]:
     """A table's row state by the names that torch's optimizers have."""
+    if not isinstance(held, Mapping) or not _are_texts(held):
+        raise _not_fused()
     named = {key.rsplit(".", 1)[-1]: value for key, value in held.items()}
     others = tuple(sorted(set(named) - {_FIRST}))
     first = _FIRSTS.get(others)
-    if _FIRST in named and first is None:
-        raise ValueError(f"state {others}")
+    if len(named) != len(held) or (_FIRST in named and first is None):
+        raise _not_fused()
     found = {first if name == _FIRST else name: value for name, value in named.items()}
+    if len(found) != len(named):
+        raise _not_fused()
     return {str(name): found[name] for name in sorted(found, key=str)}

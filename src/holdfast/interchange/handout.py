@@ -15,21 +15,24 @@ from __future__ import annotations
 import math
 import mmap
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
+from holdfast.boundary.dense import check_aliases, check_row_state, part_of, part_or_none
+from holdfast.checkpoint.restoring.restore import check_complete
 from holdfast.checkpoint.run import Run
-from holdfast.dtypes import array_dtype
-from holdfast.errors import InvalidRequestError
+from holdfast.errors import HoldfastError, InvalidRequestError
+from holdfast.interchange.archive.tensors import TensorRef
 from holdfast.interchange.fused import pack
-from holdfast.interchange.torchzip import TensorRef
-from holdfast.modelstate import Order, in_state_order, is_unnamed
-from holdfast.schema import WEIGHT, TableSchema, cuts_of, state_shape
-from holdfast.tensors import TORCH_DTYPES
+from holdfast.model.dtypes import array_dtype
+from holdfast.model.model_state import Order, in_state_order, is_unnamed
+from holdfast.model.schema import WEIGHT, TableSchema, cuts_of, state_shape
+from holdfast.model.tensors import TORCH_DTYPES
 
 OnTable = Callable[[int, int], None]
 
@@ -65,6 +68,7 @@ def hand_out(run: Run, step: int, *, weights_only: bool) -> Handout:
         InvalidRequestError: the checkpoint does not say which optimizer holds a table's state.
     """
     schemas = run.tables(step)
+    check_complete(run.catalog, step)  # before a lying row count costs room
     cuts = cuts_of(run.catalog.schema_of(run.catalog.checkpoint(step)))
     dense = run.dense(step)
     columns: dict[int, tuple[str, int]] = {}
@@ -74,17 +78,20 @@ def hand_out(run: Run, step: int, *, weights_only: bool) -> Handout:
         columns[id(made)] = (schema.name, column)
         return made
 
-    model: dict[str, Any] = dict(dense["model"])
+    model: dict[str, Any] = dict(part_of(dense, "model"))
     for schema in schemas:
         model[schema.name] = place(schema, 0, (schema.rows, schema.columns[0].width))
-    for alias, name in dense.get("aliases", {}).items():
+    stored_tables = run.catalog.schema_of(run.catalog.checkpoint(step))
+    check_aliases(dense, stored_tables)
+    for alias, name in (dense.get("aliases") or {}).items():
         model[alias] = model[name]
     if weights_only:
         return Handout(run, step, model, {}, {}, columns=columns)
-    orders = dense.get("parameters", {})
+    check_row_state(dense, stored_tables)
+    orders = dense.get("parameters") or {}
     optimizers: dict[str, dict[str, Any]] = {}
     parameters: dict[str, list[str | None]] = {}
-    for key, stored in (dense["optimizers"] or {}).items():
+    for key, stored in (part_or_none(dense, "optimizers") or {}).items():
         optimizers[key], parameters[key] = _pack(stored, orders.get(key, ()))
     homes = {
         name: (key, index)
@@ -92,7 +99,7 @@ def hand_out(run: Run, step: int, *, weights_only: bool) -> Handout:
         for index, name in enumerate(names)
         if name is not None
     }
-    table_state = dense.get("table_state", {})
+    table_state = dense.get("table_state") or {}
     # Nothing but a fused kernel has a rate of its own for a table.
     is_fused = {table: "lr" in held and table not in homes for table, held in table_state.items()}
     fused: dict[str, dict[str, Any]] = {table: {} for table in is_fused if is_fused[table]}
@@ -105,7 +112,13 @@ def hand_out(run: Run, step: int, *, weights_only: bool) -> Handout:
             if each.name == WEIGHT and column == 0:
                 continue
             parts = cuts[schema.name]
-            shape = dense["row_state_shapes"][parts[0].name][each.name]
+            shapes = (dense.get("row_state_shapes") or {}).get(parts[0].name)
+            if not shapes or each.name not in shapes:
+                raise InvalidRequestError(
+                    "the checkpoint does not say what shape a table's state has",
+                    table=schema.name, column=each.name, todo=_INSTEAD,
+                )  # fmt: skip
+            shape = shapes[each.name]
             rest = state_shape(parts, column, shape, width=schema.width)
             if schema.name in fused:
                 rest = [] if rest == [1] else rest  # as TorchRec has one number a row
@@ -147,7 +160,7 @@ def _pack(stored: Mapping[str, Any], order: Order) -> tuple[dict[str, Any], list
     for group, members in zip(groups, order, strict=True):
         group["params"] = [number[name] for name in members]
     state = {number[name]: dict(entries) for name, entries in stored["named"].items()}
-    state |= stored.get("beside", {})
+    state |= stored.get("beside") or {}
     told = [None if is_unnamed(name) else name for name in names]
     return {"state": state, "param_groups": groups}, told
 
@@ -173,7 +186,7 @@ def fill(handout: Handout, places: list[tuple[torch.Tensor, TensorRef]], on_tabl
             targets.setdefault(column, []).append(ref)
         elif tensor.numel():
             flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-            np.copyto(ref.map("r+"), flat)
+            np.copyto(ref.map(), flat)
     schemas = handout.run.tables(handout.step)
     for done, schema in enumerate(schemas):
         on_table(done, len(schemas))
@@ -183,7 +196,7 @@ def fill(handout: Handout, places: list[tuple[torch.Tensor, TensorRef]], on_tabl
             if (schema.name, index) in targets
         ]
         held = [refs for refs, _ in found]
-        flats = [refs[0].map("r+") for refs in held]
+        flats = [refs[0].map() for refs in held]
         arrays = [
             flat_B.view(dtype).reshape(schema.rows, -1)
             for flat_B, (_, dtype) in zip(flats, found, strict=True)
@@ -192,8 +205,23 @@ def fill(handout: Handout, places: list[tuple[torch.Tensor, TensorRef]], on_tabl
         for flat_B, refs in zip(flats, held, strict=True):
             for ref in refs[1:]:  # a table that modules share, where a format keeps it for each
                 if ref != refs[0]:
-                    np.copyto(ref.map("r+"), flat_B)
+                    np.copyto(ref.map(), flat_B)
     on_table(len(schemas), len(schemas))
+
+
+@contextmanager
+def reporting(program: str, also: type[BaseException] = Exception) -> Iterator[None]:
+    """Turn what a program raises that cannot write a state into an error of ours: any exception,
+    and ``also`` one that is none."""
+    try:
+        yield
+    except (HoldfastError, OSError):
+        raise
+    except (Exception, also) as error:  # what torch raises for a state it cannot write is anything
+        raise InvalidRequestError(
+            f"{program} cannot write this checkpoint's state", cause=str(error)[:120],
+            todo="export weights alone: --weights-only, or another format",
+        ) from error  # fmt: skip
 
 
 def check_skips_data() -> None:

@@ -8,25 +8,29 @@ torch does not: by optimizer, the names of its parameters in their order. ``torc
 with ``weights_only=True``.
 
 Invariants:
-- Reading executes nothing: ``weights_only`` is never off.
-- Tensors of a source are mapped: numbers are read when rows are copied.
+- Reading executes nothing: files are read by archive/, never by ``torch.load``.
+- Numbers of a source are read when rows are copied.
 """
 
 from __future__ import annotations
 
 import os
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from holdfast.errors import CorruptDataError, InvalidRequestError, NotFoundError
+from holdfast.boundary.budget import Budget
+from holdfast.errors import CorruptDataError, InvalidRequestError
 from holdfast.interchange import handout as handouts
+from holdfast.interchange.archive.files import find_file, shown, whole
+from holdfast.interchange.archive.pickles import UnknownNameError
+from holdfast.interchange.archive.structure import read_structure
+from holdfast.interchange.archive.tensors import StoredTensor, TensorRef
+from holdfast.interchange.archive.zips import begins_as_zip, is_zip
 from holdfast.interchange.fused import KEY as FUSED_KEY
 from holdfast.interchange.handout import Handout, OnTable
-from holdfast.interchange.source import PARAMETER_NAMES, Choice, Source, find_parts, stored
-from holdfast.interchange.torchzip import Extent, TensorRef, read_structure
+from holdfast.interchange.source import PARAMETER_NAMES, Choice, Source, find_parts
 from holdfast.interchange.wholeness import whole_file
 
 
@@ -35,6 +39,7 @@ def write_torch(handout: Handout, out: Path, *, on_table: OnTable) -> int:
 
     Raises:
         CorruptDataError: the checkpoint is damaged; nothing is written.
+        InvalidRequestError: a tensor is of a kind that is not exported.
     """
     handouts.check_skips_data()
     tree: dict[str, Any] = {"model": handout.model}
@@ -48,74 +53,66 @@ def write_torch(handout: Handout, out: Path, *, on_table: OnTable) -> int:
         tree[FUSED_KEY] = handout.fused
     tree["step"] = handout.step
     with whole_file(out) as temporary:
-        with torch.serialization.skip_data():
+        with torch.serialization.skip_data(), handouts.reporting("torch.save"):
             torch.save(tree, temporary)
-        size = temporary.stat().st_size
-        written = read_structure(Extent(temporary, 0, size))
+        file = find_file(temporary)
+        # It is of our own making; only its size bounds the time that looking at it takes.
+        account = Budget(file.bytes, is_trusted=True).open_account()
+        written = read_structure(whole(file), account)
         handouts.fill(handout, list(_pair(tree, written)), on_table)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-    return size
+        with temporary.open("rb+") as out_file:
+            os.fsync(out_file.fileno())
+    return file.bytes
 
 
 def _pair(tree: Any, written: Any) -> list[tuple[torch.Tensor, TensorRef]]:
-    """Each tensor with its place in the file: the two trees have one shape."""
+    """Each tensor with its place in the file: the two trees have one shape, and one order."""
     if isinstance(tree, torch.Tensor):
-        assert isinstance(written, TensorRef)
-        return [(tree, written)]
+        if not isinstance(written, StoredTensor):
+            raise InvalidRequestError(
+                "a tensor is of a kind that is not exported", layout=str(tree.layout),
+                todo="export weights alone: --weights-only",
+            )  # fmt: skip
+        return [(tree, written.pieces[0].ref)]
+    if not isinstance(tree, dict | list | tuple):
+        return []
+    is_alike = isinstance(written, dict if isinstance(tree, dict) else list | tuple)
+    if not is_alike or len(tree) != len(written):
+        raise InvalidRequestError(
+            "the state has values that torch.save does not keep apart",
+            todo="export weights alone: --weights-only",
+        )
     if isinstance(tree, dict):
-        return [pair for key in tree for pair in _pair(tree[key], written[key])]
-    if isinstance(tree, list | tuple):
-        return [p for a, b in zip(tree, written, strict=True) for p in _pair(a, b)]
-    return []
+        tree, written = tree.values(), written.values()
+    return [pair for a, b in zip(tree, written, strict=True) for pair in _pair(a, b)]
 
 
-def read_torch(path: Path, choice: Choice) -> Source:
-    """A file of ``torch.save`` as a source.
+def read_torch(path: Path, choice: Choice, *, is_trusted: bool = False) -> Source:
+    """A file of ``torch.save`` as a source. ``is_trusted`` lifts the limits on what it may cost.
 
     Raises:
         NotFoundError: there is no such file.
-        InvalidRequestError: it is of another kind, or holds more than tensors and plain values.
+        InvalidRequestError: it is of another kind, holds more than tensors and plain values, or
+            claims more than its size allows.
         CorruptDataError: it is damaged or cut off.
     """
-    if not path.is_file():
-        raise NotFoundError("no such file", path=str(path))
-    if not _is_zip(path):
-        with path.open("rb") as file:
-            head = file.read(4)
-        if head == b"PK\x03\x04":
-            raise CorruptDataError("the file is cut off", path=str(path))
+    file = find_file(path)
+    archive = whole(file)
+    if not is_zip(archive):
+        if begins_as_zip(archive):
+            raise CorruptDataError("the file is cut off", path=shown(path))
         raise InvalidRequestError(
-            "this is no file of torch.save", path=str(path),
+            "this is no file of torch.save", path=shown(path),
             todo="of a file older than torch 1.6: torch.load it, and torch.save it again",
         )  # fmt: skip
+    account = Budget(file.bytes, is_trusted=is_trusted).open_account()
     try:
-        tree = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except Exception as error:  # what a stranger's file makes torch raise is anything
-        if type(error).__name__ == "UnpicklingError" and "nsupported" in str(error):
-            raise InvalidRequestError(
-                "the file holds more than tensors and plain values; it was not run",
-                path=str(path),
-                todo="save state_dict()s alone",
-            ) from error
-        raise CorruptDataError(
-            "not a whole file of torch.save", path=str(path), detail=str(error)[:120]
+        tree = read_structure(archive, account)
+    except UnknownNameError as error:
+        raise InvalidRequestError(
+            "the file holds more than tensors and plain values; it was not run",
+            path=shown(path),
+            name=error.facts["name"],
+            todo="save state_dict()s alone",
         ) from error
-    return find_parts(_stored(tree), choice, path=str(path), format="torch")
-
-
-def _is_zip(path: Path) -> bool:
-    try:
-        return zipfile.is_zipfile(path)
-    except zipfile.BadZipFile:
-        return False
-
-
-def _stored(tree: Any) -> Any:
-    if isinstance(tree, torch.Tensor):
-        return stored(tree)
-    if isinstance(tree, dict):
-        return {key: _stored(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_stored(value) for value in tree]
-    return tree
+    return find_parts(tree, choice, account=account, path=shown(path), format="torch")

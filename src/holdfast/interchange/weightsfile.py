@@ -11,7 +11,7 @@ Invariants:
   by a semicolon.
 - Only segments that can hold the rows are read, a piece of ``PIECE_BYTES`` at a time.
 
-Not here: options (cli/restore.py), decoding (checkpoint/restore.py).
+Not here: options (cli/commands/restore.py), decoding (checkpoint/restoring/restore.py).
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from holdfast.boundary.dense import part_of
 from holdfast.checkpoint.counting import counted
+from holdfast.checkpoint.restoring.restore import check_complete
 from holdfast.checkpoint.run import Run
-from holdfast.dtypes import array_dtype
-from holdfast.errors import InvalidRequestError, NotFoundError
+from holdfast.errors import CorruptDataError, InvalidRequestError, NotFoundError
 from holdfast.interchange.wholeness import whole_file
-from holdfast.schema import DTYPE_BYTES, TableSchema
-from holdfast.tensors import TORCH_DTYPES
+from holdfast.model.dtypes import array_dtype
+from holdfast.model.schema import DTYPE_BYTES, TableSchema
+from holdfast.model.tensors import TORCH_DTYPES
 
 # safetensors' words for the types a dense state may hold
 _DTYPES = {
@@ -99,21 +101,26 @@ def export(
     """
     run, counter = counted(run)
     chosen = _choose_tables(run.tables(step), wanted.tables)
+    check_complete(run.catalog, step)  # before a lying row count costs room
     bounds = {schema.name: row_bounds(wanted.rows, schema) for schema in chosen}
-    dense: dict[str, torch.Tensor] = {} if wanted.tables is not None else run.dense(step)["model"]
+    dense: dict[str, torch.Tensor] = {}
+    if wanted.tables is None:
+        dense = part_of(run.dense(step), "model")
     entries = _plan_layout(chosen, bounds, dense, has_state=wanted.has_state)
     metadata = {"format": "pt", "holdfast.step": str(step), "holdfast.url": run.url}
     if wanted.rows is not None:
         metadata["holdfast.rows"] = ";".join(
             ",".join(f"{a}:{b}" for a, b in spans) for spans in bounds.values()
         )
+    by_name = {entry.name: entry for entry in entries}
+    if len(by_name) != len(entries):
+        raise CorruptDataError("two tensors of the checkpoint have one name", step=step)
     head = _header(entries, metadata)
     total = len(head) + sum(entry.bytes for entry in entries)
     with whole_file(out) as temporary:
         with temporary.open("wb") as file:
             file.write(head)
             file.truncate(total)
-        by_name = {entry.name: entry for entry in entries}
         for done, schema in enumerate(chosen):
             on_table(done, len(chosen))
             names = _names(schema, has_state=wanted.has_state)
@@ -246,6 +253,13 @@ def _plan_layout(
         entries.append(_Entry(name, word, (rows, column.width), end, column.row_bytes * rows))
         end += entries[-1].bytes
     for name, tensor in dense.items():
+        if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+            raise InvalidRequestError(
+                "a value of the model has no place in safetensors",
+                name=name,
+                type=type(tensor).__name__,
+                todo="export with --format torch, or name the tables you want",
+            )
         if tensor.dtype not in _DTYPES:
             raise InvalidRequestError(
                 "a tensor's type has no place in safetensors", name=name, dtype=str(tensor.dtype)

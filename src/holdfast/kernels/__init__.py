@@ -1,0 +1,1 @@
+"""Numba kernels: arrays in, arrays out. They import NumPy and Numba alone."""

@@ -10,8 +10,12 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import random
+import weakref
 from collections.abc import Iterator, Mapping
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -22,6 +26,7 @@ from holdfast.errors import InvalidRequestError
 _DEPTH_MAX = 5
 _OBJECTS_MAX = 5000  # a data set that is one large graph of objects is not searched to its end
 _ITEMS_MAX = 64  # of a container: longer ones hold samples
+_READING = ("__getitem__", "__getitems__", "__iter__", "__next__", "__call__")
 _SKIPPED = ("_iterator", "_inner", "_pass")  # a loader's running iteration
 
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
@@ -57,6 +62,15 @@ def find_generators(loader: Any) -> dict[str, Generator]:
 
 
 def _parts(item: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(item, FunctionType):
+        yield from _held_by(item)
+        return
+    if isinstance(item, MethodType):
+        yield ".__self__", item.__self__
+        return
+    if isinstance(item, functools.partial):
+        yield from ((".func", item.func), (".args", item.args), (".keywords", item.keywords))
+    yield from _reading_functions(type(item))
     if isinstance(item, dict):
         if len(item) <= _ITEMS_MAX:
             yield from ((f"[{key!r}]", part) for key, part in item.items())
@@ -67,6 +81,58 @@ def _parts(item: Any) -> Iterator[tuple[str, Any]]:
         for name, part in list(getattr(item, "__dict__", {}).items()):
             if name not in _SKIPPED:
                 yield f".{name}", part
+
+
+# By class: a stateful loader is asked where it stands at every batch.
+_reading_by_class: weakref.WeakKeyDictionary[type, tuple[tuple[str, FunctionType], ...]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _reading_functions(kind: type) -> tuple[tuple[str, FunctionType], ...]:
+    """What a class does when it is read, without torch's own."""
+    known = _reading_by_class.get(kind)
+    if known is not None:
+        return known
+    found = []
+    for name in _READING:
+        function = next((vars(one)[name] for one in kind.__mro__ if name in vars(one)), None)
+        if isinstance(function, FunctionType) and not function.__module__.startswith("torch."):
+            found.append((f".{name}", function))
+    return _reading_by_class.setdefault(kind, tuple(found))
+
+
+def _held_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """What a function has closed over, its defaults, and the generators that it names."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # nothing is in it yet
+            yield f"({name})", cell.cell_contents
+    yield "(defaults)", function.__defaults__ or ()
+    yield "(keywords)", function.__kwdefaults__ or {}
+    for name in function.__code__.co_names:
+        found = function.__globals__.get(name)
+        if isinstance(found, _KINDS):
+            yield f"({name})", found
+
+
+class KeptGenerator:
+    """A generator that the program draws from itself, to go along with a checkpoint."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generators = {"": generator}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands."""
+        return states_of(self._generators)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Set it where it stood."""
+        load_states(self._generators, state)
+
+
+def as_kept(item: Any) -> Any:
+    """An extra as a checkpoint carries it: a generator gets the methods that it lacks."""
+    return KeptGenerator(item) if isinstance(item, _KINDS) else item
 
 
 def states_of(generators: Mapping[str, Generator]) -> dict[str, Any]:
@@ -98,7 +164,7 @@ def load_states(generators: Mapping[str, Generator], states: Mapping[str, Any]) 
                 generator.setstate(states[path])
             else:
                 generator.set_state(states[path])
-        except (TypeError, ValueError, RuntimeError, KeyError) as error:
+        except (TypeError, ValueError, RuntimeError, LookupError, ArithmeticError) as error:
             raise InvalidRequestError(
                 "the loader's random generator is of another kind than the checkpoint's",
                 generator=path,
@@ -130,7 +196,7 @@ def load_rng_state(state: Mapping[str, Any]) -> None:
         if "cuda" in state and torch.cuda.is_available():
             # Of as many GPUs as there were, or are.
             torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
-    except (TypeError, ValueError, RuntimeError, KeyError) as error:
+    except (TypeError, ValueError, RuntimeError, LookupError, OverflowError) as error:
         raise InvalidRequestError(
             "the checkpoint's random state does not fit this version of torch or NumPy"
         ) from error

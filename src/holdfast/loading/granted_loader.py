@@ -15,7 +15,8 @@ Invariants:
 - The state counts the batches handed out, so a save in mid-interval repeats and skips nothing.
 - Global random state is left alone: how often a run is checkpointed does not change its training.
 
-Not here: when to checkpoint (baseline.py, checkpointer.py); datasets (recsys/).
+Not here: when to checkpoint (checkpoint/planning/bases.py, checkpoint/checkpointer.py); datasets
+(recsys/).
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol, Self
 
-from holdfast.loading.callers import call_site
-from holdfast.loading.handed_out import Epoch
+from holdfast.loading.counting.callers import call_site
+from holdfast.loading.counting.handed_out import Epoch
 from holdfast.loading.loader_place import set_epoch
 
 

@@ -24,7 +24,13 @@ from torch.utils.data import DataLoader
 
 from holdfast import events
 from holdfast.errors import HoldfastWarning, InvalidRequestError
-from holdfast.loading.reader_state import is_resumable, join_states, split_states
+from holdfast.loading.reader_state import (
+    epoch_of,
+    is_resumable,
+    join_states,
+    parse_resume,
+    split_states,
+)
 from holdfast.loading.resumable_reader import ResumableReader
 from holdfast.loading.stateful import READER, check_stateful, is_stateful
 from holdfast.loading.unfollowed import has_running_loader, is_unordered
@@ -60,6 +66,10 @@ class ReaderSlot:
         self._asked_epoch = 0  # what ``epoch`` said between a load and the first ``epochs``
         self._has_planned = False  # ``epochs`` was called since the last load
         self._warned: set[str] = set()
+        self._idle_steps = 0  # in a row that trained no batch
+        self._has_long_batches = False  # several steps were counted for one
+        self._saved_schedules: dict[str, Any] = {}
+        self._is_attached = isinstance(reader, ResumableReader)  # hf.attach says what it counts
         if isinstance(reader, ResumableReader):
             reader.log = log
             self._add(reader)
@@ -92,7 +102,7 @@ class ReaderSlot:
         if self._current < len(self._readers):
             found = self._readers[self._current].epoch
         else:
-            found = int(self._late.get(self._current, {}).get("epoch", 0))
+            found = epoch_of(self._late.get(self._current))
         if self._loaded_step and not self._has_planned:
             self._asked_epoch = found
         return found
@@ -135,6 +145,9 @@ class ReaderSlot:
         self._readers.append(reader)
         self._siblings.append(weakref.ref(reader))
         reader.siblings = self._siblings
+        # Weak: a reader must not keep the slot alive, which holds it.
+        this = weakref.ref(self)
+        reader.on_next_batch = lambda has_drawn: _tell(this(), has_drawn)
         state = self._late.pop(number, None)
         if state is not None:
             reader.load_state_dict(state)
@@ -158,6 +171,7 @@ class ReaderSlot:
         for reader in drawn if len(self._readers) > 1 else self._readers:
             reader.trained()
         self._steps += 1
+        self._look_for_idle_steps(has_drawn=bool(drawn))
         for reader in drawn:
             self._current = self._readers.index(reader)
             self._trained_at[self._current] = self._steps
@@ -170,6 +184,49 @@ class ReaderSlot:
             )
         if not self.is_used:
             self._look_for_unnamed()
+
+    def _look_for_idle_steps(self, *, has_drawn: bool) -> None:
+        """Tell of steps that no batch was drawn for: a resume cannot go between them."""
+        self._idle_steps = 0 if has_drawn or not self._readers else self._idle_steps + 1
+        if not self._idle_steps or not self._trained_at or self._is_attached:
+            return
+        if self._readers[self._current].is_in_epoch:
+            self._has_long_batches = True
+            self._warn(
+                "several steps are counted for one batch: a run that resumes between them goes on "
+                "with the next batch",
+                "call ck.step() once for each batch",
+            )
+        elif self._idle_steps > 1 and not self._has_long_batches:
+            self._warn(
+                "steps go on behind the loader's end, and nothing reads it again: if batches are "
+                "kept (itertools.cycle, a list), a resumed run trains others",
+                "iterate the loader anew for each pass, as ck.epochs(loader, n) does",
+            )
+
+    def tell_what_follows_saves(self, *, has_drawn: bool) -> None:
+        """Tell of what the loop did between a save and the next batch."""
+        todo = "let ck.step() be the last line of the loop"
+        if has_drawn:
+            self._warn(
+                "random numbers are drawn between ck.step() and the next batch (an evaluation, "
+                "another loader): a run that resumes from a save there does not draw them",
+                todo,
+            )
+        if self._schedules() != self._saved_schedules:
+            self._warn(
+                "a scheduler steps between ck.step() and the next batch: a run that resumes from "
+                "a save there leaves that step out",
+                todo,
+            )
+
+    def _schedules(self) -> dict[str, Any]:
+        """How far schedulers among the extras are."""
+        found = ((name, getattr(item, "last_epoch", None)) for name, item in self._items())
+        return {name: last for name, last in found if isinstance(last, int)}
+
+    def _items(self) -> Iterable[tuple[str, Any]]:
+        return () if self._carried is None else self._carried.items()
 
     def place_elsewhere(self) -> None:
         """Somebody else places the loader after a resume: expect none here."""
@@ -219,6 +276,7 @@ class ReaderSlot:
                 "were read ahead is known at the second, and this checkpoint was taken before",
                 "pass batches_per_step= to ck.epochs() or hf.attach()",
             )
+        self._saved_schedules = self._schedules()
         states = {number: self._state_of(number) for number in range(len(self._readers))}
         return join_states({**self._late, **states}, self._current)
 
@@ -249,6 +307,9 @@ class ReaderSlot:
         self._current = current
         for number, reader in enumerate(self._readers):
             reader.load_state_dict(self._late.pop(number, self._beginnings[number]))
+        for late in self._late.values():
+            if is_resumable(late):
+                parse_resume(late, None)  # refused now, not when its reader is named
         first = self._readers[0] if self._readers else None
         self._must_ask_epoch = first is not None and first.is_intercepted and first.epoch > 0
 
@@ -275,3 +336,8 @@ class ReaderSlot:
         # A filter may turn warnings into errors; training goes on all the same.
         with contextlib.suppress(HoldfastWarning):
             warnings.warn(f"{reason}; {todo}", HoldfastWarning, stacklevel=4)
+
+
+def _tell(slot: ReaderSlot | None, has_drawn: bool) -> None:
+    if slot is not None:
+        slot.tell_what_follows_saves(has_drawn=has_drawn)

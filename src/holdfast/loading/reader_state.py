@@ -15,6 +15,7 @@ from holdfast.errors import InvalidRequestError
 
 _FORMAT = "holdfast.reader"
 _VERSION = 1
+_COUNT_MAX = 1 << 56  # of epochs and batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Resume:
     now: Mapping[str, Any] | None  # global generators
     ahead: Sequence[Mapping[str, Any] | None]  # generators before each batch that was read ahead
     has_read_end: bool  # of the epoch behind those batches
+    call: tuple[int, int] | None  # of ``epochs``: which is trained, from 1, and its first epoch
     raw: Mapping[str, Any] = field(repr=False)
 
 
@@ -47,6 +49,7 @@ def pack_state(
     now: Mapping[str, Any] | None,
     ahead: Sequence[Mapping[str, Any] | None],
     has_read_end: bool,
+    call: tuple[int, int] | None,
 ) -> dict[str, Any]:
     """A reader's state."""
     return {
@@ -61,6 +64,7 @@ def pack_state(
         "now": now,
         "ahead": list(ahead),
         "has_read_end": has_read_end,
+        "call": None if call is None else list(call),
     }
 
 
@@ -87,7 +91,9 @@ def split_states(state: Mapping[str, Any]) -> tuple[dict[int, Mapping[str, Any]]
     try:
         current = int(state.get(_CURRENT, 0))
         others = {int(number): other for number, other in state.get(_OTHERS, {}).items()}
-    except (TypeError, ValueError, AttributeError) as error:
+        if not all(isinstance(other, Mapping) for other in others.values()):
+            raise ValueError("a state of no reader")
+    except (TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
         raise InvalidRequestError("not a reader's state") from error
     own = {key: value for key, value in state.items() if key not in (_CURRENT, _OTHERS)}
     return {current: own, **others}, current
@@ -106,8 +112,10 @@ def parse_resume(state: Mapping[str, Any], loader: Any) -> Resume:
     """
     if not is_resumable(state):
         epoch, batches = _place_in_epochs(state, loader)
-        return Resume(epoch, batches, True, False, None, None, state, None, None, (), False, state)
-    if state[_FORMAT] != _VERSION:
+        return Resume(
+            epoch, batches, True, False, None, None, state, None, None, (), False, None, state
+        )
+    if type(state[_FORMAT]) is not int or state[_FORMAT] != _VERSION:
         raise InvalidRequestError(
             "the reader's state is of a newer version",
             version=state[_FORMAT],
@@ -115,26 +123,62 @@ def parse_resume(state: Mapping[str, Any], loader: Any) -> Resume:
             todo="update holdfast",
         )
     try:
-        epoch, batches = int(state["epoch"]), int(state["batches"])
-        per_step = None if state["per_step"] is None else int(state["per_step"])
-        if min(epoch, batches, per_step or 0) < 0:
-            raise ValueError
+        batches = _count(state["batches"])
+        start = _named(state["start"])
+        for part in ("rng", "own"):
+            if start is not None and part in start and _named(start[part]) is None:
+                raise ValueError(part)
+        call = state.get("call")  # absent in older checkpoints
+        number, first = (0, 0) if call is None else map(_count, call)
         return Resume(
-            epoch=epoch,
+            epoch=_count(state["epoch"]),
             batches=batches,
             has_begun=batches > 0,
-            is_over=bool(state["is_over"]),
-            per_step=per_step,
-            start=state["start"],
+            is_over=_flag(state["is_over"]),
+            per_step=None if state["per_step"] is None else _count(state["per_step"]),
+            start=start,
             loader=state["loader"],
-            own=state["own"],
-            now=state["now"],
-            ahead=tuple(state["ahead"]),
-            has_read_end=bool(state["has_read_end"]),
+            own=_named(state["own"]),
+            now=_named(state["now"]),
+            ahead=tuple(map(_named, state["ahead"])),
+            has_read_end=_flag(state["has_read_end"]),
+            call=None if call is None else (number, first),
             raw=state,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidRequestError("not a reader's state", keys=sorted(map(str, state))) from error
+
+
+def epoch_of(state: Any) -> int:
+    """The epoch that a state says, be it a loader's own; 0 where it says none.
+
+    >>> epoch_of({"epoch": 3}), epoch_of({"epoch": "x"}), epoch_of(7)
+    (3, 0, 0)
+    """
+    if isinstance(state, Mapping):
+        with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
+            return max(0, int(state.get("epoch", 0)))
+    return 0
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _COUNT_MAX:
+        raise ValueError("not a count")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError("neither true nor false")
+    return value
+
+
+def _named(value: Any) -> Mapping[str, Any] | None:
+    if value is None or (
+        isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+    ):
+        return value
+    raise ValueError("not values by name")
 
 
 def _place_in_epochs(state: Mapping[str, Any], loader: Any) -> tuple[int, int]:

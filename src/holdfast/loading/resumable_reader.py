@@ -22,7 +22,8 @@ from the global generators; batches that persistent workers augment after their 
 sampler that draws from the global generators batch by batch while workers read ahead; loaders with
 ``in_order=False``.
 
-Not here: which batches a step trained (handed_out.py), who holds the reader (reader_slot.py).
+Not here: which batches a step trained (loading/counting/handed_out.py), who holds the reader
+(reader_slot.py).
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from typing import Any
 
 from holdfast import events
 from holdfast.errors import InvalidRequestError
-from holdfast.loading.callers import DrawnBy, call_site
+from holdfast.loading.counting.callers import DrawnBy, call_site
+from holdfast.loading.counting.handed_out import Batch, Epoch, HandedOut
 from holdfast.loading.generators import host_state, is_same_state, load_rng_state, rng_state
-from holdfast.loading.handed_out import Batch, Epoch, HandedOut
 from holdfast.loading.interception import Interception
 from holdfast.loading.iterations import EpochPlan, Epochs, Iteration
 from holdfast.loading.loader_place import LoaderPlace, chain
@@ -78,6 +79,9 @@ class ResumableReader:
             )
         self.loader = loader
         self.log = log or events.EventLog()
+        self.on_next_batch: Callable[[bool], None] = lambda has_drawn: None
+        """Called at the first batch behind a save, in the same epoch, in a loop where nothing reads
+        ahead: whether random numbers were drawn since, which a resumed run would not draw."""
         # All readers of the same checkpointer. Weak: torch's iterators wait for workers, in vain,
         # where the garbage collector finds them in a cycle.
         self.siblings: Sequence[weakref.ref[ResumableReader]] = ()
@@ -93,6 +97,8 @@ class ResumableReader:
         self._resumed: Resume | None = None  # the loader is there; nothing was trained since
         self._skip = 0  # how many iterations will be empty
         self._plan: EpochPlan | None = None  # of the last call of ``epochs``
+        self._calls = 0  # of ``epochs``
+        self._trained_call: tuple[int, int] | None = None  # the last that was trained; first epoch
         self._planned: Callable[[], Epochs | None] = lambda: None
         self._home = threading.get_ident()
         self._start_over(remembered=None)
@@ -108,6 +114,7 @@ class ResumableReader:
         self._again: deque[Mapping[str, Any] | None] = deque()  # generators of batches read again
         self._ends_again = False  # the end of the epoch behind them was read, too
         self._now: Mapping[str, Any] | None = None  # generators as training left them
+        self._saved: Mapping[str, Any] | None = None  # generators at a save, until the next batch
         self._drawn_by = DrawnBy()
         self._alive: tuple[int | None] | None = None  # batches not freed when a step was taken
         self._is_announced = False
@@ -126,7 +133,13 @@ class ResumableReader:
         """
         last = self._plan
         first = 0 if last is None else last.end if last.is_used else last.first
-        self._plan = EpochPlan(first, first + count)
+        self._calls += 1
+        # By number: a call before it may have been used, and now nothing asks it for a batch. A zip
+        # asks its second loader for none where the first has none left.
+        number, trained_first = self._trained_call or (0, 0)
+        if number == self._calls:
+            first = trained_first
+        self._plan = EpochPlan(first, first + count, is_used=number == self._calls)
         made = Epochs(self, self._plan)
         self._planned = weakref.ref(made)
         return made
@@ -166,6 +179,7 @@ class ResumableReader:
 
     def trained(self) -> None:
         """A step was trained: some of the batches handed out went into it."""
+        self._saved = None
         with self._counting:
             alive = self._alive or (self._drawn_by.alive(are_kept=self._keeps_batches),)
             self._alive = None
@@ -176,6 +190,7 @@ class ResumableReader:
                 self._resumed = None
                 if self._plan is not None:
                     self._plan.is_used = True
+                    self._trained_call = (self._calls, self._plan.first)
             self._handed.step(
                 is_thread=bool(count.ahead) and self._drawn_by.is_other_thread(),
                 is_apart=count.is_open and self._drawn_by.is_apart(),
@@ -261,6 +276,7 @@ class ResumableReader:
             if is_over or not at.index:
                 start = waiting[0].epoch.start if waiting else None
             is_exact = count.how != "thread" and len(waiting) <= _AHEAD_MAX
+            now = self._saved = rng_state()
             return pack_state(
                 epoch=at.epoch.number,
                 batches=at.index,
@@ -269,9 +285,10 @@ class ResumableReader:
                 start=start,
                 loader=loader,
                 own=own,
-                now=rng_state(),
+                now=now,
                 ahead=[batch.before for batch in waiting] if is_exact else [],
                 has_read_end=bool(waiting) and waiting[-1].epoch.is_over,
+                call=self._trained_call,
             )
 
     @property
@@ -296,6 +313,7 @@ class ResumableReader:
                 now=None,
                 ahead=[],
                 has_read_end=False,
+                call=self._trained_call,
             )
 
     def _state_of_loader(self) -> tuple[Any, Mapping[str, Any]]:
@@ -325,6 +343,7 @@ class ResumableReader:
             self.generation += 1
             self._start_over(remembered=resume.per_step)
             self._resume, self._resumed = resume, None
+            self._trained_call = resume.call
             self._skip = resume.epoch if self._skips_trained else 0
 
     def _load_rank_states(self, states: list[Mapping[str, Any]]) -> None:
@@ -365,6 +384,8 @@ class ResumableReader:
     def _draw_training(self, iteration: Iteration, frame: FrameType) -> Any:
         """Read a batch and hand it out, with what a save needs to read it again."""
         count, last = self._handed.count, self._handed.last
+        if self._saved is not None:
+            self._look_behind_save(self._saved, iteration)
         if self._place.is_stateful and last is not None and last.place is None:
             last.place = self._state_of_loader()
         again = self._again[0] if self._again else None
@@ -397,6 +418,16 @@ class ResumableReader:
             self._handed.add(iteration.epoch, iteration.drawn, before)
             self._drawn_by.note(frame, batch, is_watched=count.is_open)
         return batch
+
+    def _look_behind_save(self, saved: Mapping[str, Any], iteration: Iteration) -> None:
+        """A batch is drawn, the first one since a save."""
+        if iteration.inner is not None and not self._handed.count.ahead:
+            self.on_next_batch(not is_same_state(saved, host_state()))
+        self._saved = None
+        for sibling in self.siblings:  # what this one reads may draw
+            other = sibling()
+            if other is not None:
+                other._saved = None
 
     def _draw_other(self, iteration: Iteration) -> Any:
         """Read for an iteration that is not the trained one, until a step says that it is."""

@@ -5,9 +5,11 @@ Not here: who holds the reader (reader_slot.py).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from holdfast.errors import InvalidRequestError
@@ -50,6 +52,38 @@ def check_stateful(name: str, item: Any) -> None:
                 type=type(item).__name__,
                 todo="give it state_dict() and load_state_dict(), or leave it out",
             )
+
+
+def like_held(item: Any, state: Any) -> Any:
+    """The stored state of a scheduler in the kinds of containers that it holds: a file knows dicts
+    and tuples, and MultiStepLR needs its Counter. Of anything else as it is: asking a loader or a
+    trainer for its state may change it."""
+    return _in_kind(state, item.state_dict()) if isinstance(item, LRScheduler) else state
+
+
+def _in_kind(stored: Any, held: Any) -> Any:
+    """Stored values in the kinds of containers that are held.
+
+    >>> from collections import Counter
+    >>> _in_kind({"milestones": {4: 2}}, {"milestones": Counter([7])})
+    {'milestones': Counter({4: 2})}
+    """
+    if type(stored) is dict and isinstance(held, dict):
+        values = {k: _in_kind(v, held[k]) if k in held else v for k, v in stored.items()}
+        if type(held) is dict:
+            return values
+        made = copy.copy(held)
+        made.clear()
+        made.update(values)
+        return made
+    if type(stored) in (list, tuple) and isinstance(held, type(stored)):
+        if len(held) != len(stored):
+            return stored
+        items = [_in_kind(a, b) for a, b in zip(stored, held, strict=True)]
+        if type(stored) is list:
+            return items
+        return held._make(items) if hasattr(held, "_make") else tuple(items)
+    return stored
 
 
 def check_loader(loader: Any) -> None:

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Iterable
 
 from holdfast import events
 from holdfast.metrics.readings import GAUGE, METRICS, SUMMARY, Metric, readings
+from holdfast.visible import visible
 
+_LABEL_MAX = 200
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -33,7 +36,7 @@ class Metrics:
         """Take note of an event."""
         with self._lock:
             for reading in readings(event):
-                values, labels = self._values[reading.metric], reading.labels
+                values, labels = self._values[reading.metric], as_labels(reading.labels)
                 if METRICS[reading.metric].kind == GAUGE:
                     values[labels] = reading.value
                     continue
@@ -44,7 +47,7 @@ class Metrics:
     def value(self, metric: str, *labels: str) -> float | None:
         """A metric's value, of a summary the sum; None: nothing is known of it yet."""
         with self._lock:
-            return self._values[metric].get(labels)
+            return self._values[metric].get(as_labels(labels))
 
     def text(self) -> str:
         """All metrics in Prometheus' text format, version 0.0.4."""
@@ -73,13 +76,22 @@ def _labels(metric: Metric, values: tuple[str, ...]) -> str:
     return f"{{{inner}}}" if inner else ""
 
 
+def as_labels(values: Iterable[str]) -> tuple[str, ...]:
+    r"""Values of labels as they can be sent and shown; what looks alike is counted together.
+
+    >>> as_labels(["base", "\x1b\ud800"])
+    ('base', '\\x1b\\ud800')
+    """
+    return tuple(visible(value, most=_LABEL_MAX) for value in values)
+
+
 def _escaped(text: str) -> str:
     r"""A label's value as the format wants it.
 
-    >>> _escaped('a"b\n')
-    'a\\"b\\n'
+    >>> _escaped('a"b\\')
+    'a\\"b\\\\'
     """
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return text.replace("\\", r"\\").replace('"', r"\"")
 
 
 def _number(value: float) -> str:

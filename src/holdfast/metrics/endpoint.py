@@ -4,7 +4,8 @@ Off unless started; only this machine reaches it unless another host is named.
 
 Invariants:
 - A request changes nothing and reads no file; whatever it holds, the next one is answered.
-- At most ``CONNECTIONS_MAX`` are served at a time, each for ``TIMEOUT_S`` of silence at most.
+- At most ``CONNECTIONS_MAX`` are served at a time, each for ``TIMEOUT_S`` of silence at most, and
+  for ``TOTAL_S`` however slowly it speaks.
 - Nothing of it outlives ``serve``'s block, and it never keeps a process alive.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -25,6 +26,7 @@ LOOPBACK = "127.0.0.1"
 PATH = "/metrics"
 CONNECTIONS_MAX = 8
 TIMEOUT_S = 5.0
+TOTAL_S = 15.0
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -83,16 +85,25 @@ class _Server(ThreadingHTTPServer):
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """As the class above; makes room before the client can see that it was served."""
+        ending = threading.Timer(TOTAL_S, _end, (request,))
+        ending.daemon = True
+        ending.start()
         try:
             self.finish_request(request, client_address)
         except Exception:
             self.handle_error(request, client_address)
         finally:
+            ending.cancel()
             self._room.release()
             self.shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away, or stayed silent, is no news."""
+
+
+def _end(request: socket.socket) -> None:
+    with suppress(OSError):  # it has ended
+        request.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from holdfast import events
 from holdfast.errors import InvalidRequestError
-from holdfast.metrics.counts import Metrics
+from holdfast.metrics.counts import Metrics, as_labels
 from holdfast.metrics.readings import COUNTER, METRICS, Reading, readings
 
 
@@ -69,7 +69,8 @@ def tag_of(reading: Reading) -> str:
     >>> tag_of(Reading("holdfast_checkpoints_total", 1, ("base",)))
     'holdfast/checkpoints_total/base'
     """
-    return "/".join(("holdfast", reading.metric.removeprefix("holdfast_"), *reading.labels))
+    labels = as_labels(reading.labels)
+    return "/".join(("holdfast", reading.metric.removeprefix("holdfast_"), *labels))
 
 
 def _step_of(event: events.Event, last: int) -> int:

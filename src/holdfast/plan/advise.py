@@ -22,7 +22,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from holdfast.kernels import priority
+from holdfast.kernels.rows import priority
 from holdfast.plan.overhead import Costs, Overhead, interval_full, overhead_full, overhead_part
 from holdfast.plan.pls import expected_pls, interval_part, is_worth_it
 from holdfast.plan.situation import SECONDS_AN_HOUR, Situation

@@ -5,7 +5,7 @@ Invariants:
 - The target is for the steepest slope the runs leave likely (``SURE`` standard errors above the
   fitted one), so that noise makes it smaller and never larger.
 
-Not here: the runs (recsys/studies.py).
+Not here: the runs (research/studies.py).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The model grows with its servers, each holds as much as before: a save and a reload take as long,
 something fails more often, and each failure loses a smaller part.
 
-Not here: how the MTBF falls with the nodes (nodes.py).
+Not here: how the MTBF falls with the nodes (plan/failures/nodes.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from holdfast.plan.advise import advise
-from holdfast.plan.nodes import MtbfOfNodes, independent, linear, node_chance
+from holdfast.plan.failures.nodes import MtbfOfNodes, independent, linear, node_chance
 from holdfast.plan.situation import Situation
 
 NODES = (8, 16, 32, 64, 128, 256, 1_000, 3_000, 10_000, 30_000, 100_000)

@@ -18,8 +18,8 @@ Invariants:
 - For each job that ends: wall time = useful work + save + load + lost + reschedule.
 - One seed gives one result.
 
-Not here: distributions of failures (failures.py); ``Costs.lost_of_interval`` is not read, it
-follows from when failures strike.
+Not here: distributions of failures (plan/failures/models.py); ``Costs.lost_of_interval`` is not
+read, it follows from when failures strike.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ _WHOLE = 1e-9  # of an interval: a job of 56 h saving every 5.6 h makes 10 saves
 
 
 class FailureTimes(Protocol):
-    """What the simulation needs of a model of failures; those of failures.py have it."""
+    """What the simulation needs of a model of failures; those of plan/failures/models.py have
+    it."""
 
     def sample(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         """Times between failures, in hours, independent of each other."""

@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 
 from holdfast.errors import InvalidRequestError
-from holdfast.recsys.batch import Batch
-from holdfast.recsys.layers import split_parameters
-from holdfast.recsys.presets import CRITEO_KAGGLE_ROWS, PRESETS
-from holdfast.recsys.skew import Skew
+from holdfast.recsys.data.batch import Batch
+from holdfast.recsys.data.skew import Skew
+from holdfast.recsys.models.layers import split_parameters
+from holdfast.recsys.models.presets import CRITEO_KAGGLE_ROWS, PRESETS
 from holdfast.recsys.train import Plan, Reader, Recipe, make_training, train
 
 BLOCK_BYTES = 128 << 20

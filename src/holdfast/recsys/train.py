@@ -32,15 +32,15 @@ from holdfast import events
 from holdfast.errors import InvalidRequestError, NotFoundError
 from holdfast.loading.granted_loader import GrantedLoader
 from holdfast.recsys.auc import auc
-from holdfast.recsys.batch import Batch
-from holdfast.recsys.clicks import ClickStream
-from holdfast.recsys.criteo import criteo_reader, day_files
-from holdfast.recsys.layers import split_parameters
-from holdfast.recsys.parquet import parquet_reader
-from holdfast.recsys.presets import CRITEO_KAGGLE_ROWS, ModelKind, make_model, scaled_rows
-from holdfast.recsys.reader import FileReader
-from holdfast.recsys.skew import Skew, expected_touched, skew_for_touched
-from holdfast.recsys.vocabulary import HashedIds
+from holdfast.recsys.data.batch import Batch
+from holdfast.recsys.data.clicks import ClickStream
+from holdfast.recsys.data.criteo import criteo_reader, day_files
+from holdfast.recsys.data.parquet import parquet_reader
+from holdfast.recsys.data.reader import FileReader
+from holdfast.recsys.data.skew import Skew, expected_touched, skew_for_touched
+from holdfast.recsys.data.vocabulary import HashedIds
+from holdfast.recsys.models.layers import split_parameters
+from holdfast.recsys.models.presets import CRITEO_KAGGLE_ROWS, ModelKind, make_model, scaled_rows
 
 CLICKS, CRITEO, PARQUET = "clicks", "criteo", "parquet"
 DATA_KINDS = (CLICKS, CRITEO, PARQUET)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from holdfast.checkpoint.diff import RowChange, StepDiff, TableDiff
 from holdfast.report import words
-from holdfast.report.layout import add_numbers, make_table
+from holdfast.report.layout import add_numbers, literal, make_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def render(seen: Changes, *, lines_max: int = 40) -> RenderableType:
         rows = _most_moved(changed)
         if rows:
             parts += [Text(), rows]
-    parts += [Text(), Text(_note(seen, len(diff.tables) - len(changed)), style="dim")]
+    parts += [Text(), literal(_note(seen, len(diff.tables) - len(changed)), style="dim")]
     return Group(*parts)
 
 

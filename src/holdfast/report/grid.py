@@ -14,7 +14,7 @@ Invariants:
 - What is marked as read does not depend on colour: the rectangle is drawn with lines.
 
 Not here: reading a run (cli/grid.py), characters of a drawing (canvas.py), pictures
-(gridpicture.py).
+(grid_picture.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rich.text import Text
 
 from holdfast.report import words
 from holdfast.report.canvas import SHADES, Canvas, Mark, Scale, make_scale
-from holdfast.report.layout import add_numbers, make_table
+from holdfast.report.layout import add_numbers, make_grid, make_table
 
 ROWS, BYTES = "rows", "bytes"
 MEASURES = (ROWS, BYTES)
@@ -266,7 +266,7 @@ def render(
 
 def header(seen: GridView) -> RenderableType:
     """Which grid this is."""
-    grid = Table.grid(padding=(0, 2))
+    grid = make_grid()
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     grid.add_row("run", seen.url)
@@ -399,7 +399,7 @@ def _numbers(part: GridCell) -> list[str]:
 
 def notes(seen: GridView) -> RenderableType:
     """What the step reads; objects and their garbage; what extraction has not done yet."""
-    grid = Table.grid(padding=(0, 2))
+    grid = make_grid()
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, text in note_lines(seen):

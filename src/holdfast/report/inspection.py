@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.report import words
-from holdfast.report.layout import add_numbers, make_table
+from holdfast.report.layout import NAME_MAX, add_numbers, literal, make_grid, make_table
 
 _WIDE = 110  # columns from which on the reasons fit beside the numbers
 
@@ -124,14 +124,15 @@ def render(seen: Inspection, *, width: int, lines_max: int = 30) -> RenderableTy
     ]
     if width < _WIDE and seen.checkpoints:
         last = seen.checkpoints[-1]
-        parts.append(Text(f"\nwhy step {last.step} is a {last.kind}: {last.reason}", style="dim"))
+        why = literal(f"why step {last.step} is a {last.kind}: {last.reason}", style="dim")
+        parts += [Text(), why]
     parts += [Text(), tables_table(seen, lines_max=lines_max), Text(), dead_note(seen)]
     return Group(*parts)
 
 
 def header(seen: Inspection) -> RenderableType:
     """The run in three lines."""
-    grid = Table.grid(padding=(0, 2))
+    grid = make_grid()
     grid.add_column(style="bold")
     grid.add_column(overflow="fold")
     grid.add_row("run", seen.url)
@@ -160,15 +161,15 @@ def checkpoints_table(seen: Inspection, *, width: int, lines_max: int = 30) -> T
     if hidden:
         table.add_row("…", str(hidden), "more", *[""] * (7 + is_wide), style="dim")
     for line in seen.checkpoints[hidden:]:
-        cells = [
+        cells: list[RenderableType] = [
             str(line.step),
             line.kind,
             "–" if line.kind == "base" else str(line.base),
             words.count(line.rows),
             words.size(line.bytes),
             words.share(line.bytes, line.full_bytes),
-            line.codec,
-            line.state_codec,
+            literal(line.codec, most=NAME_MAX),
+            literal(line.state_codec, most=NAME_MAX),
             words.duration(line.stall_s),
             words.age(seen.now - line.time),
         ]

@@ -13,6 +13,8 @@ from rich.text import Text
 from holdfast.report import words
 from holdfast.report.layout import make_table
 
+_LINES_MAX = 200  # damages that are shown: a run that lies has as many as it likes
+
 
 @dataclass(frozen=True, slots=True)
 class DamageLine:
@@ -73,8 +75,11 @@ def render(found: Soundness) -> RenderableType:
     table.add_column("where", overflow="fold", style="cyan")
     table.add_column("what", overflow="fold")
     table.add_column("steps lost", overflow="fold")
-    for damage in found.damages:
+    for damage in found.damages[:_LINES_MAX]:
         table.add_row(damage.where, damage.error, some_steps(damage.steps) or "none")
+    hidden = len(found.damages) - _LINES_MAX
+    if hidden > 0:
+        table.add_row(f"… {words.counted(hidden, 'more damage')}: --json has all", style="dim")
     return Group(verdict, Text(), table, Text(), _advice(found))
 
 

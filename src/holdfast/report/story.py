@@ -15,12 +15,12 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from holdfast import events
 from holdfast.report import training as report
 from holdfast.report import words
+from holdfast.report.layout import make_grid
 from holdfast.report.training import Training
 
 
@@ -95,7 +95,7 @@ def find_kill(happened: Sequence[events.Event], *, killed_at: float) -> Kill:
 def render(story: Story) -> RenderableType:
     """The story for somebody who has never heard of it."""
     training, kill = story.training, story.kill
-    grid = Table.grid(padding=(0, 2))
+    grid = make_grid()
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     headline = Text.assemble(
@@ -128,7 +128,7 @@ def render(story: Story) -> RenderableType:
         if story.is_sound
         else Text("damaged", style="bold red"),
     )
-    footer = Table.grid(padding=(0, 2))
+    footer = make_grid()
     footer.add_column(style="dim", no_wrap=True)
     footer.add_column(overflow="fold")
     if story.picture is not None:

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from holdfast import events
 from holdfast.report import words
-from holdfast.report.layout import add_numbers, make_table
+from holdfast.report.layout import NAME_MAX, add_numbers, literal, make_grid, make_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +196,8 @@ def checkpoints_table(training: Training, *, lines_max: int = 20) -> Table:
     for item in training.checkpoints[hidden:]:
         table.add_row(
             str(item.step),
-            item.kind,
-            item.codec,
+            literal(item.kind, most=NAME_MAX),
+            literal(item.codec, most=NAME_MAX),
             words.count(item.rows),
             words.size(item.bytes),
             words.share(item.bytes, item.full_bytes),
@@ -210,7 +210,7 @@ def checkpoints_table(training: Training, *, lines_max: int = 20) -> Table:
 
 def summary_table(training: Training) -> Table:
     """The run in a few lines."""
-    table = Table.grid(padding=(0, 2))
+    table = make_grid()
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, text in summary_lines(training):

@@ -39,7 +39,7 @@ def open_storage(url: str | Path, **storage_options: Any) -> Storage:
         if "://" in url and parts.scheme not in _FOLDER_SCHEMES:
             # fsspec costs tens of milliseconds to import, and a folder does not need it.
             if parts.scheme in _S3_SCHEMES:
-                from holdfast.storage.s3 import S3Storage
+                from holdfast.storage.s3.objects import S3Storage
 
                 return S3Storage.open(url, storage_options)
             from holdfast.storage.remote import RemoteStorage
@@ -55,7 +55,7 @@ def open_storage(url: str | Path, **storage_options: Any) -> Storage:
             url = unquote(parts.path)
     if storage_options:
         raise InvalidRequestError("a folder takes no options", options=sorted(storage_options))
-    from holdfast.storage.folder import FolderStorage
+    from holdfast.storage.folder.objects import FolderStorage
 
     return FolderStorage(url)
 

@@ -9,8 +9,8 @@ Invariants:
 - Every failure is one of ours: NotFoundError, ConflictError, UnavailableError, CorruptDataError
   (shorter than asked for) or InvalidRequestError (a bad name).
 
-Not here: checksums (checkpoint/segment.py); repeating what failed (a remote store does so itself,
-retry.py; when it gives up, the caller knows what is worth doing again).
+Not here: checksums (checkpoint/format/segment.py); repeating what failed (a remote store does so
+itself, retry.py; when it gives up, the caller knows what is worth doing again).
 """
 
 from __future__ import annotations
@@ -158,13 +158,18 @@ def check_prefix(prefix: str) -> str:
     return folder
 
 
-def is_hidden(name: str) -> bool:
-    """Whether a part of a name starts with a dot: not an object, whoever put it there.
+def is_name(name: str) -> bool:
+    """Whether what a store lists can be an object of ours, whoever put it there; hidden ones and
+    those that ``check_name`` refuses cannot.
 
-    >>> is_hidden(".tmp/a"), is_hidden("objects/a.hf")
-    (True, False)
+    >>> [is_name(name) for name in ("objects/a.hf", ".tmp/a", "objects/", "a\\b")]
+    [True, False, False, False]
     """
-    return any(part.startswith(".") for part in name.split("/"))
+    try:
+        check_name(name)
+    except InvalidRequestError:
+        return False
+    return True
 
 
 def check_range(offset: int, length: int | None) -> None:
@@ -183,7 +188,7 @@ def as_view(data: ReadableBuffer) -> memoryview:
     if not view.c_contiguous:
         raise InvalidRequestError("a buffer must be contiguous", shape=view.shape)
     # A view with a zero in its shape cannot be cast.
-    return view.cast("B") if view.nbytes else memoryview(b"")
+    return view.cast("B") if view.nbytes else memoryview(bytearray())
 
 
 def as_writable_view(buffer: WriteableBuffer) -> memoryview:

@@ -20,7 +20,7 @@ Invariants:
 - An object that is missing is believed to be missing only when it is so twice, ``settle_s`` apart:
   some stores replace an object by removing it first.
 
-Not here: what is put under a lease (s3.py, remote.py); the choice of it (probe.py).
+Not here: what is put under a lease (storage/s3/objects.py, remote.py); the choice of it (probe.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Objects behind any fsspec URL but S3's (s3.py): other object stores, and file systems.
+"""Objects behind any fsspec URL but S3's (storage/s3/objects.py): other object stores, and file
+systems.
 
 Two kinds of stores, told apart by their protocol:
 
@@ -46,7 +47,7 @@ from holdfast.storage.base import (
     check_name,
     check_prefix,
     check_range,
-    is_hidden,
+    is_name,
     no_such_object,
     object_too_short,
     read_pieces,
@@ -212,7 +213,7 @@ class RemoteStorage:
             if info["type"] == "file"
         )
         return sorted(
-            item for item in objects if item.name.startswith(prefix) and not is_hidden(item.name)
+            item for item in objects if item.name.startswith(prefix) and is_name(item.name)
         )
 
     def delete(self, name: str) -> None:

@@ -18,13 +18,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 import holdfast as hf
-from holdfast.checkpoint import commit as catalogs
-from holdfast.checkpoint.checksum import as_hex, checksum
-from holdfast.checkpoint.object import Extent
-from holdfast.checkpoint.restore import restore_rows
-from holdfast.checkpoint.segment import CHUNK, PLAIN, Segment, header_bytes
-from holdfast.dtypes import array_dtype, for_users
-from holdfast.schema import TableSchema
+from holdfast.checkpoint.format.checksum import as_hex, checksum
+from holdfast.checkpoint.format.object import Extent
+from holdfast.checkpoint.format.segment import CHUNK, PLAIN, Segment, header_bytes
+from holdfast.checkpoint.restoring.restore import restore_rows
+from holdfast.checkpoint.store import catalogs
+from holdfast.model.dtypes import array_dtype, for_users
+from holdfast.model.schema import TableSchema
 from holdfast.storage import open_storage
 from tests.golden.make_format1 import TABLE_ROWS
 

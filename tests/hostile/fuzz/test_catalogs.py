@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast as hf
-from holdfast.checkpoint import commit as catalogs
-from holdfast.checkpoint.checksum import as_hex, checksum
+from holdfast.checkpoint.format.checksum import as_hex, checksum
+from holdfast.checkpoint.store import catalogs
 from holdfast.storage import open_storage
 from tests.golden import make_format4
 from tests.golden.make_format1 import every_codec, write_store

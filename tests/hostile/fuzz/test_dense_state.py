@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from typing import Any
 
@@ -12,8 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast as hf
-from holdfast.checkpoint import tree
+from holdfast.checkpoint.format import tree
+from holdfast.errors import CorruptDataError
+from tests.hostile.campaign_runs import make_cut, make_prey, watch
+from tests.hostile.campaign_storage import MemoryStorage
 from tests.hostile.fuzz.lies import NODES, fuzz
+from tests.hostile.mutators.stored_run import lay_out
 
 
 def dense_bytes(structure: Any, tensors: dict[str, torch.Tensor] | None = None) -> bytes:
@@ -60,3 +65,32 @@ def test_random_bytes_are_no_dense_state(data: bytes, length: int) -> None:
         if bad != good:
             with pytest.raises(hf.CorruptDataError):
                 tree.from_bytes(bad)
+
+
+class _CountingReader:
+    """Uses the states of all ranks as a reader does: without a look at what they are."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": 0}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.at = state["at"] + 1
+
+    def load_rank_states(self, states: Any) -> None:
+        self.at = min(state["at"] + 1 for state in states)
+
+
+@pytest.mark.parametrize("state", [{}, {"at": "x"}, [1], None, torch.zeros(3), 7])
+def test_states_of_ranks_that_their_reader_does_not_take_are_refused(state: Any) -> None:
+    (prey,) = make_prey(["ranks"])
+    run = prey.run.copy()
+    for _, part in run.parts("dense"):
+        dense = tree.from_bytes(part.data)
+        if dense.get("extras"):
+            dense["extras"]["reader"] = state
+            part.data = tree.to_bytes(*tree.flatten(dense))
+    storage = MemoryStorage(lay_out(run).files())
+    assert hf.verify(storage).is_sound
+    live = dataclasses.replace(make_cut(), reader=_CountingReader())
+    with watch(live, storage) as ck, pytest.raises(CorruptDataError):
+        ck.resume()

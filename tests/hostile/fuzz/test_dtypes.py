@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast as hf
-from holdfast.checkpoint.codec import parse_codec
-from holdfast.checkpoint.segment import Segment, encode_segment
-from holdfast.checkpoint.strategy import CodecPlan, column_codecs
-from holdfast.dtypes import from_float32
-from holdfast.schema import Column, TableSchema
+from holdfast.checkpoint.format.codec import parse_codec
+from holdfast.checkpoint.format.segment import Segment, encode_segment
+from holdfast.checkpoint.planning.codecs import CodecPlan, column_codecs
+from holdfast.model.dtypes import from_float32
+from holdfast.model.schema import Column, TableSchema
 from holdfast.storage import open_storage
 from tests.golden import make_format4
 from tests.golden.make_format1 import TABLE_ROWS, make_rows

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
-from holdfast.checkpoint import commit as catalogs
-from holdfast.checkpoint import kills as killing
-from holdfast.checkpoint.checksum import as_hex, checksum
-from holdfast.checkpoint.segment import CHUNK, header_bytes
+from holdfast.checkpoint.format import deletion_vectors
+from holdfast.checkpoint.format.checksum import as_hex, checksum
+from holdfast.checkpoint.format.segment import CHUNK, header_bytes
+from holdfast.checkpoint.store import catalogs
 from holdfast.storage import open_storage
 from tests.golden.make_format2 import TABLES, write_grid_store
 from tests.hostile.fuzz.lies import (
@@ -99,13 +99,13 @@ def test_lying_deletion_vectors_write_nothing_outside_a_table(
     kills: dict[tuple[str, int], dict[int, int]], shift: int
 ) -> None:
     vectors = {
-        (table, born): killing.make_vector(
+        (table, born): deletion_vectors.make_vector(
             np.array(list(rows), np.int64), np.array(list(rows.values()), np.int64) + shift
         )
         for (table, born), rows in kills.items()
     }
     store = SHARED.store()
-    with_kills(store, killing.to_bytes(vectors))
+    with_kills(store, deletion_vectors.to_bytes(vectors))
     look_at(store)
 
 

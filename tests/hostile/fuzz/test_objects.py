@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast as hf
-from holdfast.checkpoint.object import read_index
+from holdfast.checkpoint.format.object import read_index
 from tests.hostile.fuzz.lies import COUNTS, framed, fuzz
 
 

@@ -15,19 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast as hf
-from holdfast.checkpoint import kills as killing
-from holdfast.checkpoint.catalog import SegmentEntry
-from holdfast.checkpoint.checksum import as_hex, checksum
-from holdfast.checkpoint.codec import parse_codec
-from holdfast.checkpoint.destination import whole
-from holdfast.checkpoint.fetch import Read
-from holdfast.checkpoint.kills import Vector
-from holdfast.checkpoint.object import Extent
-from holdfast.checkpoint.restore import restore_rows
-from holdfast.checkpoint.scatter import Scatter
-from holdfast.checkpoint.segment import Segment, encode_segment, header_bytes
-from holdfast.dtypes import array_dtype
-from holdfast.schema import Column, TableSchema
+from holdfast.checkpoint.format import deletion_vectors
+from holdfast.checkpoint.format.catalog import SegmentEntry
+from holdfast.checkpoint.format.checksum import as_hex, checksum
+from holdfast.checkpoint.format.codec import parse_codec
+from holdfast.checkpoint.format.deletion_vectors import Vector
+from holdfast.checkpoint.format.object import Extent
+from holdfast.checkpoint.format.segment import Segment, encode_segment, header_bytes
+from holdfast.checkpoint.restoring.destination import whole
+from holdfast.checkpoint.restoring.fetch import Read
+from holdfast.checkpoint.restoring.restore import restore_rows
+from holdfast.checkpoint.restoring.row_check import RowCheck
+from holdfast.checkpoint.restoring.scatter import Scatter
+from holdfast.model.dtypes import array_dtype
+from holdfast.model.schema import Column, TableSchema
 from holdfast.storage import open_storage
 from tests.golden.make_format1 import BASE_STEP, TABLE_ROWS, StoredTable, make_rows, write_store
 from tests.hostile.fuzz.lies import NUMBERS, Store, as_catalog, format_of, framed, fuzz, repaired
@@ -104,7 +105,7 @@ KILLS = {("t", 5): Vector(np.array([0, 6, 7, 31, 10**9]), np.array([9, 30, 21, 2
 def scatter(
     data: bytes,
     targets: list[np.ndarray],
-    kills: killing.Kills,
+    kills: deletion_vectors.Kills,
     schema: TableSchema,
     good: Sequence[bytes],
 ) -> None:
@@ -112,9 +113,10 @@ def scatter(
 
     The lying segment is taken alone, and between two good ones.
     """
-    stored = killing.from_bytes(killing.to_bytes(kills), through=99, where="here")
+    stored = deletion_vectors.from_bytes(deletion_vectors.to_bytes(kills), through=99, where="here")
     schemas = {"t": schema}
-    table = Scatter(whole({"t": targets}, schemas), schemas, stored, 21)
+    destinations = whole({"t": targets}, schemas)
+    table = Scatter(destinations, schemas, stored, 21)
     for parts in ([data], [good[0], data, good[-1]]):
         places, at = [], 0
         for part in parts:
@@ -124,7 +126,8 @@ def scatter(
             places.append((SegmentEntry("t", 5, None, rows, first, last, extent), at))
             at += len(part)
         with contextlib.suppress(hf.HoldfastError):
-            table.put(Read(memoryview(b"".join(parts)), tuple(places)), is_masked=True)
+            check = RowCheck(destinations, [entry for entry, _ in places], ["t"])
+            table.put(Read(memoryview(b"".join(parts)), tuple(places)), check, is_masked=True)
 
 
 def test_the_corpus_is_accepted() -> None:
@@ -193,13 +196,17 @@ def test_segments_too_short_for_a_header_are_refused(tmp_path: Path, size: int) 
     body["schemas"] = [[["t", 1, [["weight", 1]]]]]
     data = bytes(size)
     name = body["objects"][0][0]
-    index = [["rows", "t", 16, size, as_hex(checksum(data))]]
-    whole = framed(json.dumps({"format": 1, "segments": index}).encode(), data)
+    dense = b"not looked at"
+    index = [
+        ["rows", "t", 16, size, as_hex(checksum(data))],
+        ["dense", "", 16 + size, len(dense), as_hex(checksum(dense))],
+    ]
+    whole = framed(json.dumps({"format": 1, "segments": index}).encode(), data + dense)
     (tmp_path / name).write_bytes(whole)
     body["objects"][0][1] = len(whole)
     body["segments"] = [[0, BASE_STEP, None, 1, 0, 0, 0, 16, size, as_hex(checksum(data))]]
     body["checkpoints"] = body["checkpoints"][:1]
-    body["checkpoints"][0][-4:] = body["segments"][0][6:]
+    body["checkpoints"][0][-4:] = [0, *index[1][2:]]
     store.catalog.write_bytes(as_catalog(body))
     run = hf.open(tmp_path)
     target = np.zeros((1, 1), np.float32)

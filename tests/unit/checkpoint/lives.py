@@ -17,9 +17,9 @@ from torch import nn
 
 import holdfast as hf
 from holdfast import events
-from holdfast.checkpoint.catalog import Catalog, Recovery, SegmentEntry
-from holdfast.checkpoint.fetch import PartReader
-from holdfast.checkpoint.restore import RestoreStats, restore_rows
+from holdfast.checkpoint.format.catalog import Catalog, Recovery, SegmentEntry
+from holdfast.checkpoint.restoring.fetch import PartReader
+from holdfast.checkpoint.restoring.restore import RestoreStats, restore_rows
 from holdfast.storage import Storage, open_storage
 
 LEFT, RIGHT = "left.weight", "right.weight"
@@ -115,7 +115,7 @@ class Life:
         self.change(RIGHT, right)
         self.ck.step()
         self.expect_base(is_base=is_base or not self.ck.steps)
-        step = self.ck.save().durable().step
+        step = self.ck.save().result().step
         self.note(step, left, right)
         return step
 

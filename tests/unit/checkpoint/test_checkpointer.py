@@ -135,17 +135,17 @@ def test_delta_holds_exactly_the_rows_looked_up(tmp_path: Path) -> None:
     model, optimizers = build("sgd")
     with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers, **EXACT) as ck:
         train_steps(model, optimizers, range(1), after=ck.step)
-        ck.save().durable()
+        ck.save().result()
         before = model.users.weight.detach().clone()
         train_steps(model, optimizers, range(1, 3), after=ck.step)
-        stats = ck.save().durable()
+        stats = ck.save().result()
         with torch.no_grad():
             model(torch.tensor([[199, 198], [195, 194]]))
         model.eval()
         model(torch.tensor([[197, 196], [195, 194]]))
         train_steps(model, optimizers, range(3, 4), after=ck.step)
         changed = int((model.users.weight != before).any(1).sum())
-        after_stats = ck.save().durable()
+        after_stats = ck.save().result()
     assert stats.kind == after_stats.kind == "delta"
     run = hf.open(tmp_path)
     users = [s for s in run.catalog.alive(4) if s.table == "users.weight" and s.born == 4]
@@ -156,14 +156,14 @@ def test_eval_mode_with_backward_is_tracked(tmp_path: Path) -> None:
     model, optimizers = build("sgd")
     with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers, **EXACT) as ck:
         ck.step()
-        ck.save().durable()
+        ck.save().result()
         model.eval()
         model(torch.tensor([[5, 6], [7, 8]])).sum().backward()
         for optimizer in optimizers:
             optimizer.step()
         ck.step()
         expected = fingerprint(model, optimizers)
-        ck.save().durable()
+        ck.save().result()
         ck.restore(2)
         assert fingerprint(model, optimizers) == expected
 
@@ -187,10 +187,10 @@ def test_table_whose_optimizer_was_not_given_is_saved_and_told_of(tmp_path: Path
         tmp_path, model=model, optimizer=optimizers[1], events=told.append, **EXACT
     ) as ck:
         train_steps(model, optimizers, range(2), after=ck.step)
-        ck.save().durable()
+        ck.save().result()
         train_steps(model, optimizers, range(2, 4), after=ck.step)
         expected = fingerprint(model, optimizers)
-        ck.save().durable()
+        ck.save().result()
         train_steps(model, optimizers, range(4, 6))
         ck.restore(4)
         assert fingerprint(model, optimizers) == expected
@@ -203,11 +203,11 @@ def test_weight_decay_switched_on_later_is_saved_from_then_on(tmp_path: Path) ->
     model, optimizers = build("adagrad", sparse=False)
     with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers, **EXACT) as ck:
         train_steps(model, optimizers, range(1), after=ck.step)
-        ck.save().durable()
+        ck.save().result()
         optimizers[0].param_groups[0]["weight_decay"] = 0.1
         train_steps(model, optimizers, range(1, 2), after=ck.step)
         expected = fingerprint(model, optimizers)
-        assert ck.save().durable().kind == "base"
+        assert ck.save().result().kind == "base"
         train_steps(model, optimizers, range(2, 4))
         ck.restore(2)
         assert fingerprint(model, optimizers) == expected
@@ -217,10 +217,10 @@ def test_weight_decay_switched_on_later_is_saved_from_then_on(tmp_path: Path) ->
 def test_replaced_weight_is_followed(tmp_path: Path) -> None:
     model, optimizers = build("sgd")
     with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers, **EXACT) as ck:
-        ck.save().durable()
+        ck.save().result()
         model.load_state_dict({k: v + 1 for k, v in model.state_dict().items()}, assign=True)
         ck.step()
-        ck.save().durable()
+        ck.save().result()
         expected = model.users.weight.detach().clone()
     assert np.array_equal(hf.open(tmp_path).read(1, "users.weight").weight, expected)
 
@@ -228,10 +228,10 @@ def test_replaced_weight_is_followed(tmp_path: Path) -> None:
 def test_weight_replaced_by_one_of_another_shape_begins_a_new_base(tmp_path: Path) -> None:
     model, optimizers = build("sgd")
     with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers, **EXACT) as ck:
-        ck.save().durable()
+        ck.save().result()
         model.users.weight = nn.Parameter(torch.randn(7, 3))
         ck.step()
-        ck.save().durable()
+        ck.save().result()
     run = hf.open(tmp_path)
     assert (run.info(1).kind, run.read(0, "users.weight").weight.shape) == ("base", (200, 8))
     assert np.array_equal(run.read(1, "users.weight").weight, model.users.weight.detach())
@@ -240,15 +240,15 @@ def test_weight_replaced_by_one_of_another_shape_begins_a_new_base(tmp_path: Pat
 def test_rows_edited_by_hand_are_saved(tmp_path: Path) -> None:
     model, optimizers = build("sgd")
     with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers, **EXACT) as ck:
-        ck.save().durable()
+        ck.save().result()
         with torch.no_grad():
             model.users.weight[17] = 1.0
         ck.step()
-        ck.save().durable()
+        ck.save().result()
         model.users.weight.data[18] = 2.0  # torch does not count this: it is declared
         ck.mark("users.weight", [18])
         ck.step()
-        ck.save().durable()
+        ck.save().result()
     run = hf.open(tmp_path)
     assert np.all(run.read(1, "users.weight", rows=[17]).weight == 1.0)
     assert np.all(run.read(2, "users.weight", rows=[18]).weight == 2.0)
@@ -262,12 +262,12 @@ def test_save_holds_the_values_of_its_step_whatever_training_does_next(tmp_path:
         train_steps(model, optimizers, range(2), after=ck.step)
         expected = fingerprint(model, optimizers)
         save = ck.save()
-        save.staged()
-        assert not save.is_done
+        assert save.stats.stall_s > 0
+        assert not save.done()
         train_steps(model, optimizers, range(2, 6))
         assert fingerprint(model, optimizers) != expected
         gate.set()
-        save.durable()
+        save.result()
         ck.restore(2)
         assert fingerprint(model, optimizers) == expected
 
@@ -301,15 +301,15 @@ def test_busy_wait_waits_and_busy_cancel_cancels(tmp_path: Path) -> None:
             train_steps(model, optimizers, range(1, 2), after=ck.step)
             threading.Timer(0.05, gate.set).start()
             second = ck.save()
-            second.durable()
+            second.result()
             expected = fingerprint(model, optimizers)
             if on_busy == "wait":
                 assert ck.steps == (1, 2)
-                assert first.durable().kind == "base"
+                assert first.result().kind == "base"
             else:
                 assert ck.steps == (2,)
                 with pytest.raises(hf.HoldfastError, match="newer save"):
-                    first.durable()
+                    first.result()
                 assert any(isinstance(event, events.SaveCancelled) for event in seen)
             ck.restore(2)
             assert fingerprint(model, optimizers) == expected
@@ -323,7 +323,7 @@ def test_staging_smaller_than_the_model_still_saves_everything(tmp_path: Path) -
         tmp_path, model=model, optimizer=optimizers, staging_bytes_max=1, **EXACT
     ) as ck:
         train_steps(model, optimizers, range(1), rows=300_000, after=ck.step)
-        ck.save().durable()
+        ck.save().result()
         assert ck._bench.pool.bytes_held < 3 * (8 << 20) < ck._state.full_bytes() * 2
         expected = fingerprint(model, optimizers)
         ck.restore(1)
@@ -333,7 +333,7 @@ def test_staging_smaller_than_the_model_still_saves_everything(tmp_path: Path) -
 def test_saving_on_existing_checkpoints_without_resume_is_refused(tmp_path: Path) -> None:
     model, optimizers = build()
     with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers) as ck:
-        ck.save().durable()
+        ck.save().result()
     with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers, save_last=False) as ck:
         ck.step()
         with pytest.raises(hf.InvalidRequestError, match="resume"):
@@ -370,16 +370,16 @@ def test_second_writer_gets_a_conflict_and_changes_nothing(tmp_path: Path) -> No
     model, optimizers = build("sgd")
     first = hf.Checkpointer(tmp_path, model=model, optimizer=optimizers, **EXACT)
     train_steps(model, optimizers, range(1), after=first.step)
-    first.save().durable()
+    first.save().result()
     other_model, other_optimizers = build("sgd")
     second = hf.Checkpointer(tmp_path, model=other_model, optimizer=other_optimizers, **EXACT)
     assert second.resume() == 1
     train_steps(model, optimizers, range(1, 2), after=first.step)
     with pytest.raises(hf.ConflictError, match="another writer"):
-        first.save().durable()
+        first.save().result()
     train_steps(other_model, other_optimizers, range(1, 2), after=second.step)
     expected = fingerprint(other_model, other_optimizers)
-    second.save().durable()
+    second.save().result()
     second.restore(2)
     assert fingerprint(other_model, other_optimizers) == expected
     for ck in (first, second):
@@ -389,7 +389,7 @@ def test_second_writer_gets_a_conflict_and_changes_nothing(tmp_path: Path) -> No
 def test_checkpoint_of_another_model_is_refused_before_anything_changes(tmp_path: Path) -> None:
     model, optimizers = build()
     with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers) as ck:
-        ck.save().durable()
+        ck.save().result()
     other = TinyModel(rows=90)
     others = make_optimizers(other, "adagrad")
     before = fingerprint(other, others)
@@ -427,12 +427,12 @@ def test_bits_follow_expected_restores_and_fall_back(tmp_path: Path) -> None:
         )
 
     with make() as ck:
-        ck.save().durable()
+        ck.save().result()
     for step in range(1, 4):
         with make() as ck:
             ck.resume()
             ck.step()
-            ck.save().durable()
+            ck.save().result()
             info = hf.open(tmp_path).info(step)
             assert info.codec == ("adaptive2" if step <= 1 else "asym8")
     reasons = [e.reason for e in seen if isinstance(e, events.CodecChosen)]
@@ -446,7 +446,7 @@ def test_failure_estimate_gives_the_expected_restores(tmp_path: Path) -> None:
     with hf.Checkpointer(
         tmp_path, model=model, optimizer=optimizers, expected_restores=estimate
     ) as ck:
-        ck.save().durable()
+        ck.save().result()
     assert hf.open(tmp_path).info(0).codec == "adaptive3"
 
 
@@ -482,7 +482,7 @@ def test_scheduler_and_rng_come_back(tmp_path: Path) -> None:
         tmp_path, model=model, optimizer=optimizers, extras={"lr": scheduler}
     ) as ck:
         train_steps(model, optimizers, range(4), after=lambda: (ck.step(), scheduler.step()))
-        ck.save().durable()
+        ck.save().result()
         drawn = (torch.rand(3).tolist(), np.random.rand(), scheduler.get_last_lr())
         ck.restore(4)
         assert (torch.rand(3).tolist(), np.random.rand(), scheduler.get_last_lr()) == drawn

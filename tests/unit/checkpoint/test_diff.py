@@ -15,7 +15,7 @@ from holdfast.checkpoint import diff as diffs
 from holdfast.checkpoint.diff import RowChange, TableDiff, diff_steps
 from holdfast.checkpoint.run import Run
 from holdfast.errors import InvalidRequestError, NotFoundError
-from holdfast.storage.fault import FaultyStorage
+from tests.fault import FaultyStorage
 
 Copies = dict[int, dict[str, list[np.ndarray]]]
 GRID = hf.Strategy("grid", base="consecutive", codec="fp32", extract=hf.Extract(0.1))
@@ -52,7 +52,7 @@ class Trainer:
                 for _ in range(2):
                     self._one_step()
                     ck.step()
-                ck.save().durable()
+                ck.save().result()
                 self.copies[self.step] = self._copy()
 
     def _one_step(self) -> None:
@@ -234,14 +234,14 @@ def test_numbers_that_are_not_finite_are_counted_apart(tmp_path: Path) -> None:
             model.weight.zero_()
             model.weight[6] = torch.nan
         ck.step()
-        ck.save().durable()
+        ck.save().result()
         look_up(1, 2, 3, 4, 6)
         with torch.no_grad():
             model.weight[1] = torch.nan
             model.weight[2, 0] = 3.0
             model.weight[3] = -0.0
         ck.step()
-        ck.save().durable()
+        ck.save().result()
     table = diff_steps(hf.open(tmp_path), 1, 2).tables[0]
     # row 4 was written again as it was, row 6 too although it is no number
     assert (table.rewritten, table.changed, table.not_finite) == (5, 3, 1)
@@ -261,7 +261,7 @@ def test_a_table_of_another_shape_is_named_not_compared(tmp_path: Path) -> None:
             tmp_path / str(rows), model=model, optimizer=optimizer, tracking="hash"
         ) as ck:
             ck.step()
-            ck.save().durable()
+            ck.save().result()
     small, large = hf.open(tmp_path / "10"), hf.open(tmp_path / "12")
     before = {t.name: t for t in small.tables(1)}
     after = {t.name: t for t in large.tables(1)}

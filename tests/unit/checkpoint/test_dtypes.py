@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.checkpoint.errorbound import error_bound
-from holdfast.checkpoint.strategy import column_codecs, plan_codec
-from holdfast.dtypes import for_users
+from holdfast.checkpoint.planning.codecs import column_codecs, plan_codec
 from holdfast.errors import InvalidRequestError
-from holdfast.tables import find_tables, lose_rows
-from holdfast.tensors import as_array
+from holdfast.model.dtypes import for_users
+from holdfast.model.tables import find_tables, lose_rows
+from holdfast.model.tensors import as_array
+from tests.unit.checkpoint.format.error_bound import error_bound
 from tests.unit.checkpoint.typed import (
     BATCH,
     DENSE,
@@ -129,7 +129,7 @@ def test_numbers_that_are_not_ordinary_return_every_bit(tmp_path: Path, dtype: t
         for step in (1, 2, 3):
             spoil()
             ck.step()
-            ck.save().durable()
+            ck.save().result()
             copies[step] = copy_of(model, [optimizer])
         for step, copy in copies.items():
             ck.restore(step)
@@ -254,7 +254,7 @@ def test_rows_of_a_failed_server_come_back(
             train(model, [optimizer], batch)
             ck.step()
             ck.wait()
-        ck.save().durable()
+        ck.save().result()
         tables = find_tables(model, [optimizer])
         placement = ck.settings.placement
         assert placement is not None
@@ -306,10 +306,10 @@ def test_rows_that_a_rounded_eps_makes_nan_are_not_missed(tmp_path: Path) -> Non
     with hf.Checkpointer(
         tmp_path, model=model, optimizer=optimizer, strategy="incrcp", codec="fp32"
     ) as ck:
-        ck.save().durable()
+        ck.save().result()
         train(model, [optimizer], next(batches(1)))
         ck.step()
-        ck.save().durable()
+        ck.save().result()
         live = copy_of(model, [optimizer])
         assert torch.isnan(live[0]).any()
         ck.resume()

@@ -73,7 +73,7 @@ def test_a_step_that_is_saved_is_not_saved_again(tmp_path: Path, is_durable: boo
         train(0, 4)
         save = ck.save()
         if is_durable:
-            save.durable()
+            save.result()
     assert steps_of(tmp_path) == (4,)
     assert len([event for event in seen if isinstance(event, events.SaveStarted)]) == 1
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import subprocess
 import sys
 import textwrap
 import threading
 import tracemalloc
+import warnings
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +22,8 @@ from torch import nn
 
 import holdfast as hf
 from holdfast import events
-from holdfast.checkpoint import commit as catalogs
-from holdfast.checkpoint import save as saves
+from holdfast.checkpoint.saving.running import RunningSave
+from holdfast.checkpoint.store import catalogs
 from holdfast.storage import open_storage
 from tests.conftest import TinyModel, fingerprint, make_optimizers, train_steps
 
@@ -52,7 +55,7 @@ def many_tables(count: int, rows: int) -> tuple[nn.Module, torch.optim.Optimizer
 def test_many_tables_of_half_a_buffer_each_do_not_block_each_other(tmp_path: Path) -> None:
     model, optimizer = many_tables(10, 100_000)
     with hf.Checkpointer(tmp_path, model=model, optimizer=optimizer, **EXACT) as ck:
-        ck.save().durable(timeout=60)
+        ck.save().result(timeout=60)
     assert hf.open(tmp_path).steps == (0,)
 
 
@@ -62,7 +65,7 @@ def test_staging_stays_bounded_with_many_small_tables(tmp_path: Path) -> None:
         tmp_path, model=model, optimizer=optimizer, staging_bytes_max=16 << 20, **EXACT
     ) as ck:
         tracemalloc.start()
-        ck.save().durable(timeout=60)
+        ck.save().result(timeout=60)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak < 60 << 20 < sum(p.nbytes for p in model.parameters())
@@ -72,11 +75,11 @@ def test_writer_that_slept_through_commits_of_another_changes_nothing(tmp_path: 
     models = [build(seed=1), build(seed=1)]
     first = hf.Checkpointer(tmp_path, model=models[0][0], optimizer=models[0][1], **EXACT)
     train_steps(*models[0], range(1), after=first.step)
-    first.save().durable()
+    first.save().result()
     late = hf.Checkpointer(tmp_path, model=models[1][0], optimizer=models[1][1], **EXACT)
     for step in range(1, 5):
         train_steps(*models[0], range(step, step + 1), after=first.step)
-        first.save().durable()
+        first.save().result()
     files = set(tmp_path.rglob("*.hf"))
     with pytest.raises(hf.ConflictError):
         late.resume()
@@ -88,9 +91,9 @@ def test_writer_that_slept_through_commits_of_another_changes_nothing(tmp_path: 
     assert hf.verify(tmp_path).is_sound
     late.step()
     with pytest.raises(hf.HoldfastError):
-        late.save().durable()
+        late.save().result()
     train_steps(*models[0], range(5, 6), after=first.step)
-    first.save().durable()
+    first.save().result()
     for ck in (first, late):
         ck.close()
 
@@ -98,14 +101,14 @@ def test_writer_that_slept_through_commits_of_another_changes_nothing(tmp_path: 
 def test_stale_commit_is_a_conflict_although_its_number_is_free(tmp_path: Path) -> None:
     model, optimizers = build()
     stale = hf.Checkpointer(tmp_path, model=model, optimizer=optimizers, **EXACT)
-    stale.save().durable()
+    stale.save().result()
     other, others = build()
     with hf.Checkpointer(tmp_path, model=other, optimizer=others, every=1, **EXACT) as ck:
         ck.resume()
         train_steps(other, others, range(4), after=ck.step)
     stale.step()
     with pytest.raises(hf.ConflictError):
-        stale.save().durable()
+        stale.save().result()
     assert hf.open(tmp_path).steps == (0, 1, 2, 3, 4)
     assert hf.verify(tmp_path).is_sound
     stale.close()
@@ -118,7 +121,7 @@ def test_interrupted_save_loses_no_row_and_leaves_nothing_waiting(
     model, optimizers = build()
     strategy = hf.Strategy("mine", base="consecutive", codec="fp32")
     with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers, strategy=strategy) as ck:
-        ck.save().durable()
+        ck.save().result()
         train_steps(model, optimizers, range(2), after=ck.step)
 
         def interrupt(*args: Any, **kwargs: Any) -> None:
@@ -129,7 +132,7 @@ def test_interrupted_save_loses_no_row_and_leaves_nothing_waiting(
             "dense": (hf.Checkpointer.__module__ and sys.modules[hf.Checkpointer.__module__],
                       "take_dense"),
             "rows": (sys.modules[hf.Checkpointer.__module__], "take_rows"),
-            "finish": (saves.Save, "finish_staging"),
+            "finish": (RunningSave, "complete"),
         }[where]  # fmt: skip
         with monkeypatch.context() as patch:
             patch.setattr(*target, interrupt)
@@ -137,7 +140,7 @@ def test_interrupted_save_loses_no_row_and_leaves_nothing_waiting(
                 ck.save()
         train_steps(model, optimizers, range(2, 3), after=ck.step)
         expected = fingerprint(model, optimizers)
-        ck.save().durable(timeout=60)
+        ck.save().result(timeout=60)
         ck.restore(3)
         assert fingerprint(model, optimizers) == expected
 
@@ -160,11 +163,11 @@ def test_commit_whose_answer_was_lost_is_found_before_a_restore(tmp_path: Path) 
     storage = Wrapped(inner, put_if_absent=put_if_absent, get=get)
     with hf.Checkpointer(storage, model=model, optimizer=optimizers, **EXACT) as ck:  # type: ignore[arg-type]
         train_steps(model, optimizers, range(1), after=ck.step)
-        ck.save().durable()
+        ck.save().result()
         train_steps(model, optimizers, range(1, 2), after=ck.step)
         state["is_broken"] = True
         with pytest.raises(hf.UnavailableError):
-            ck.save().durable()
+            ck.save().result()
         state["is_broken"] = False
         ck.restore(1)
         assert ck.steps == (1, 2)
@@ -174,7 +177,7 @@ def test_commit_whose_answer_was_lost_is_found_before_a_restore(tmp_path: Path) 
         ck.restore(1, discard_later=True)
         train_steps(model, optimizers, range(1, 4), after=ck.step)
         expected = fingerprint(model, optimizers)
-        ck.save().durable()
+        ck.save().result()
         ck.restore(4)
         assert fingerprint(model, optimizers) == expected
         assert ck.steps == (1, 4)
@@ -238,7 +241,7 @@ def test_reported_failure_neither_loses_a_step_nor_starves_the_reader(tmp_path: 
 
             train_steps(model, optimizers, range(step, step + 1), after=count)
             if ck._saves.running is not None:
-                ck._saves.running.wait()
+                ck._saves.running.join()
         assert failures == 1
         assert ck.current_step == 8
         assert grants == [2] * 5
@@ -263,7 +266,7 @@ def test_row_state_of_any_shape_comes_back_in_its_shape(tmp_path: Path) -> None:
         step(model, optimizer, 5)
         optimizer.state[model.weight]["cube"] = torch.rand(64, 2, 3)
         ck.step()
-        ck.save().durable()
+        ck.save().result()
     expected = fingerprint(model, [optimizer])
     fresh = nn.Embedding(64, 6)
     other = torch.optim.Adafactor(fresh.parameters())
@@ -291,11 +294,11 @@ def test_module_that_remaps_its_ids_is_tracked(tmp_path: Path) -> None:
     model = Hashed(10, 2, sparse=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with hf.Checkpointer(tmp_path, model=model, optimizer=optimizer, **EXACT) as ck:
-        ck.save().durable()
+        ck.save().result()
         model(torch.tensor([13])).sum().backward()
         optimizer.step()
         ck.step()
-        assert ck.save().durable().rows == 1
+        assert ck.save().result().rows == 1
         assert np.array_equal(
             hf.open(tmp_path).read(1, "weight", rows=[3]).weight[0], model.weight[3].detach()
         )
@@ -307,7 +310,7 @@ def test_full_checkpoints_need_no_tracking(tmp_path: Path) -> None:
     with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers, strategy="full") as ck:
         train_steps(model, optimizers, range(2), after=ck.step)
         expected = fingerprint(model, optimizers)
-        ck.save().durable()
+        ck.save().result()
         ck.restore(2)
         assert fingerprint(model, optimizers) == expected
 
@@ -317,7 +320,7 @@ def test_weights_loaded_after_construction_are_in_the_first_base(tmp_path: Path)
     with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers, **EXACT) as ck:
         with torch.no_grad():
             model.users.weight.fill_(0.25)
-        ck.save().durable()
+        ck.save().result()
     assert np.all(hf.open(tmp_path).read(0, "users.weight").weight == 0.25)
 
 
@@ -359,7 +362,7 @@ def test_saving_a_step_twice_returns_its_save(tmp_path: Path) -> None:
         train_steps(model, optimizers, range(1))
         first = ck.step()
         assert ck.save() is first
-        assert ck.save().durable().step == 1
+        assert ck.save().result().step == 1
 
 
 def test_step_reached_again_after_going_back_is_saved_again(tmp_path: Path) -> None:
@@ -378,7 +381,7 @@ def test_resume_while_a_save_runs_loads_that_save(tmp_path: Path) -> None:
     model, optimizers = build()
     with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers, **EXACT) as ck:
         ck.step()
-        ck.save().durable()
+        ck.save().result()
         ck.step()
         ck.save()
         assert ck.resume() == 2
@@ -445,7 +448,7 @@ def test_both_errors_are_told_when_the_loop_and_the_last_save_fail(tmp_path: Pat
 def test_catalog_that_lacks_rows_is_refused(tmp_path: Path) -> None:
     model, optimizers = build()
     with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers, **EXACT) as ck:
-        ck.save().durable()
+        ck.save().result()
     storage = open_storage(str(tmp_path))
     lying = catalogs.load_last(storage)
     assert lying is not None
@@ -466,4 +469,96 @@ def test_sink_may_emit_and_may_wait_for_the_save(tmp_path: Path) -> None:
 
     with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers, events=sink) as ck:
         holder.append(ck)
-        ck.save().durable(timeout=60)
+        ck.save().result(timeout=60)
+
+
+@pytest.mark.parametrize("kind", ["momentum", "adam"])
+def test_a_default_device_of_the_program_is_not_that_of_the_checkpointer(
+    tmp_path: Path, kind: str
+) -> None:
+    """Of ``meta``, tensors hold nothing: what is made there by mistake cannot be read."""
+
+    def build_on_host() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(3)
+        with torch.device("cpu"):
+            model = nn.Embedding(50, 4, sparse=kind == "momentum")
+        made = {
+            "momentum": lambda: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+            "adam": lambda: torch.optim.Adam(model.parameters()),
+        }
+        return model, made[kind]()
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        with torch.device("cpu"):
+            optimizer.zero_grad()
+            model(torch.randint(0, 50, (8,))).square().sum().backward()
+            optimizer.step()
+
+    torch.set_default_device("meta")
+    try:
+        model, optimizer = build_on_host()
+        with hf.Checkpointer(tmp_path / "run", model=model, optimizer=optimizer) as ck:
+            for _ in ck.epochs([1, 2, 3], 2):
+                step(model, optimizer)
+                ck.step()
+                ck.save().result()
+        other, again = build_on_host()
+        with hf.Checkpointer(tmp_path / "run", model=other, optimizer=again) as ck:
+            assert ck.resume() == 6
+        for one in (model, other):
+            torch.manual_seed(7)
+            step(one, optimizer if one is model else again)
+    finally:
+        torch.set_default_device(None)
+    assert torch.equal(model.weight, other.weight)
+
+
+def test_a_scheduler_comes_back_with_containers_of_the_kinds_it_had(tmp_path: Path) -> None:
+    def begin() -> tuple[Any, Any, dict[str, Any]]:
+        model = nn.Embedding(50, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedules = torch.optim.lr_scheduler
+        steps = schedules.MultiStepLR(optimizer, [2, 4])
+        chained = schedules.ChainedScheduler([schedules.MultiStepLR(optimizer, [3])])
+        return model, optimizer, {"steps": steps, "chained": chained}
+
+    model, optimizer, extras = begin()
+    settings = {"model": model, "optimizer": optimizer, "extras": extras}
+    with hf.Checkpointer(tmp_path / "run", **settings) as ck:
+        for _ in range(3):
+            optimizer.step()
+            for scheduler in extras.values():
+                scheduler.step()
+            ck.step()
+    model, optimizer, again = begin()
+    settings = {"model": model, "optimizer": optimizer, "extras": again}
+    with hf.Checkpointer(tmp_path / "run", **settings) as ck:
+        assert ck.resume() == 3
+    for scheduler in (extras["steps"], again["steps"]):
+        assert isinstance(scheduler.milestones, Counter)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's: the argument is deprecated
+            scheduler.step(4)  # counts the elements of its milestones
+    assert extras["steps"].get_last_lr() == again["steps"].get_last_lr()
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_a_scheduler_that_does_not_go_along_is_told(tmp_path: Path, is_given: bool) -> None:
+    model = nn.Embedding(50, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    extras = {"scaler": torch.amp.GradScaler("cpu"), "rng": np.random.default_rng()}
+    extras |= {"scheduler": scheduler} if is_given else {}
+    told: list[events.Event] = []
+    settings = {"optimizer": optimizer, "extras": extras, "events": told.append}
+    expected = pytest.warns(hf.HoldfastWarning, match="a scheduler changes the learning rate")
+    with (
+        contextlib.nullcontext() if is_given else expected,
+        hf.Checkpointer(tmp_path / "run", model=model, **settings) as ck,
+    ):
+        for _ in range(3):
+            optimizer.step()
+            scheduler.step()
+            ck.step()
+            ck.save().result()
+    assert sum(isinstance(one, events.ReaderNotice) for one in told) == (not is_given)

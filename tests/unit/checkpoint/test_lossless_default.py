@@ -26,7 +26,7 @@ def test_every_strategy_restores_every_bit_by_default(
             model(torch.tensor(ids)).pow(2).sum().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             ck.step()
-            ck.save().durable()
+            ck.save().result()
         saved = model.weight.detach().clone()
         accumulated = optimizer.state[model.weight]["sum"].clone()
         with torch.no_grad():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import holdfast as hf
-from holdfast.checkpoint import snapshot
+from holdfast.checkpoint.saving import snapshot
 from tests.unit.checkpoint.lives import LEFT, RIGHT, ROWS, Life
 
 PURE = hf.Extract(threshold=0)

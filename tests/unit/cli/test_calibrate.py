@@ -30,7 +30,7 @@ def test_runs_of_a_file_give_a_target(call, tmp_path: Path, strategy: str, pls: 
 
 
 def test_runs_are_made_where_no_file_is_given(call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.recsys.emulation._HELD_OUT_SAMPLES", 2048)
+    monkeypatch.setattr("holdfast.research.emulation._HELD_OUT_SAMPLES", 2048)
     code, data, _ = call(
         "calibrate", "--loss", 0.5, "--runs", 3, "--seeds", 1, "--steps", 24, "--rows", 400,
         "--batch-size", 32, "--preset", "tiny", "--strategy", "cpr", "--workers", 1,

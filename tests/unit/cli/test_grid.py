@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import holdfast as hf
-from holdfast.checkpoint import baseline, fetch, restore
+from holdfast.checkpoint.planning import bases
+from holdfast.checkpoint.restoring import fetch, restore
 from holdfast.cli.main import run
 from tests.unit.checkpoint.lives import Life
 from tests.unit.cli.conftest import SMALL
@@ -97,7 +98,7 @@ def test_what_a_step_reads_is_what_its_restore_reads(call, gridded: Path, step: 
 @pytest.fixture
 def floored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run with a base at 1 and floors at 4 and 7."""
-    monkeypatch.setattr(baseline, "FLOOR_PAYS_AT", 1e-9)
+    monkeypatch.setattr(bases, "FLOOR_PAYS_AT", 1e-9)
     with Life(tmp_path / "run", extract=hf.Extract(0.2), floors=True) as life:
         for start in range(9):
             life.save(range(start, 300, 14), range(start, 90, 15))

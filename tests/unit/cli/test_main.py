@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.baseline import POLICIES
+import holdfast
+from holdfast.checkpoint.planning.bases import POLICIES
 from holdfast.checkpoint.strategy import STRATEGIES
-from holdfast.cli import cluster, train
+from holdfast.cli.commands import cluster, train
 from holdfast.cli.main import run
 from holdfast.recsys import PRESETS
-from holdfast.recsys.clustertrain import RATES
+from holdfast.recsys.cluster_train import RATES
 from holdfast.recsys.train import OPTIMIZERS
 
 
@@ -71,3 +72,8 @@ def test_the_choices_are_the_librarys() -> None:
     assert {item.value for item in train.Optimizer} == {*OPTIMIZERS, *RATES}
     assert {item.value for item in train.StrategyName} == {*STRATEGIES, *cluster.STRATEGIES}
     assert {item.value for item in train.BasePolicy} == set(POLICIES)
+
+
+def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"holdfast {holdfast.__version__}\n"

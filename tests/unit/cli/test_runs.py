@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import holdfast as hf
-from holdfast.checkpoint import fetch
+from holdfast.checkpoint.restoring import fetch
 from holdfast.cli.main import run
 from holdfast.errors import InvalidRequestError
 

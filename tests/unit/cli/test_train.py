@@ -78,7 +78,7 @@ def test_a_foreign_run_is_refused(call, tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with hf.Checkpointer(tmp_path, model=model, optimizer=optimizer) as ck:
         ck.step()
-        ck.save().durable()
+        ck.save().result()
     code, data, _ = call("train", "--url", tmp_path, *SMALL)
     assert code == 1
     assert "not made by" in data["error"]["message"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from holdfast.cluster.arena import plan_arenas
 from holdfast.cluster.arenashard import ArenaShard
 from holdfast.cluster.spec import ClusterSpec, Optimizer, TableSpec
-from holdfast.placement import Placement
+from holdfast.model.placement import Placement
 
 
 @st.composite

@@ -18,8 +18,8 @@ from holdfast.cluster.spec import (
     granules_of,
 )
 from holdfast.errors import InvalidRequestError
-from holdfast.kernels import initial
-from holdfast.placement import Placement
+from holdfast.kernels.servers import initial
+from holdfast.model.placement import Placement
 
 LOCKS = 3
 READY_G = np.ones(LOCKS, bool)

@@ -11,11 +11,12 @@ import pytest
 import holdfast as hf
 from holdfast.cluster.checkpoints import ClusterCheckpointer
 from holdfast.cluster.cluster import Cluster
-from holdfast.cluster.clustersave import _common_placement, _known, layout_of
+from holdfast.cluster.clustersave import _common_placement, _known
 from holdfast.cluster.leases import Leases
 from holdfast.cluster.spec import ClusterSpec, Optimizer, TableSpec
+from holdfast.cluster.stored_state import layout_of
 from holdfast.errors import InvalidRequestError
-from holdfast.placement import Placement
+from holdfast.model.placement import Placement
 from tests.cluster.threads import ThreadEngine
 
 SPEC = ClusterSpec((TableSpec("users", 20, 4, Placement(3), "none", Optimizer("adam")),))

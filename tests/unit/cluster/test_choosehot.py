@@ -12,7 +12,7 @@ from holdfast.cluster.pushes import Gradients
 from holdfast.cluster.shard import Shard
 from holdfast.cluster.spec import ClusterSpec, Optimizer, TableSpec
 from holdfast.errors import InvalidRequestError
-from holdfast.placement import Placement
+from holdfast.model.placement import Placement
 
 SERVERS = 3
 COUNTS = st.lists(st.integers(0, 50), min_size=1, max_size=30)

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.cluster.code import Code, make_code
 from holdfast.errors import DataLossError, InvalidRequestError
-from holdfast.kernels import galois, shard
+from holdfast.kernels.servers import galois, shard
 
 
 def noise(*shape: int, seed: int = 1) -> np.ndarray:

@@ -16,7 +16,7 @@ from holdfast.cluster.arenashard import ArenaShard, fold_rows
 from holdfast.cluster.decode import Sources, plan_parities, plan_rows
 from holdfast.cluster.spec import Optimizer, TableSpec
 from holdfast.errors import DataLossError
-from holdfast.placement import Placement
+from holdfast.model.placement import Placement
 
 SGD = Optimizer("sgd")
 

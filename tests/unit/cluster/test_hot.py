@@ -12,7 +12,7 @@ from holdfast.cluster.arenashard import ArenaShard
 from holdfast.cluster.hot import HOT_ROWS_MAX
 from holdfast.cluster.spec import ClusterSpec, Optimizer, TableSpec
 from holdfast.errors import InvalidRequestError
-from holdfast.placement import Placement
+from holdfast.model.placement import Placement
 
 PLACED = Placement(5, data=3, parity=2)
 USERS = TableSpec("users", 40, 4, PLACED, "rs", Optimizer("adam"), seed=3, bound=0.5)

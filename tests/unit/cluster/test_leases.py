@@ -251,3 +251,11 @@ def test_a_worker_has_one_batch_at_a_time() -> None:
     leases.next(0)
     with pytest.raises(AssertionError):
         leases.next(0)
+
+
+def test_going_back_takes_of_another_run_what_fits_this_one() -> None:
+    leases = Leases(range(4))
+    leases.rewind({"start": 0, "started": 9, "again": [2, 7, -1]})
+    assert [leases.next(0), leases.next(1)] == [Lease(0, 0, 2), None]
+    leases.done(0, 0)
+    assert leases.is_over

@@ -13,7 +13,8 @@ from holdfast.cluster.shard import Shard
 from holdfast.cluster.spec import ClusterSpec, TableSpec
 from holdfast.cluster.view import View
 from holdfast.cluster.wire import Caller, Listener
-from holdfast.placement import Placement
+from holdfast.errors import UnavailableError
+from holdfast.model.placement import Placement
 
 TOKEN = "f00d"
 ALONE = ClusterSpec((TableSpec("users", 4, 2, Placement(1), "none"),))
@@ -41,6 +42,16 @@ def test_a_slow_thread_does_not_take_streams_back_to_an_older_epoch(listener: Li
     assert peers.view == new
     assert peers.ask(0, Message("who")).meta["epoch"] == 2
     peers.close()
+
+
+def test_a_listener_of_another_cluster_is_not_the_server_that_had_its_port() -> None:
+    with Listener(echo, token="other") as stranger:
+        peers = Peers("server-1", TOKEN)
+        peers.enter(View(1, (stranger.address,), version=1))
+        answers, failures = peers.ask_all({0: Message("who")})
+        assert (answers, set(failures)) == ({}, {0})
+        assert isinstance(failures[0], UnavailableError)
+        peers.close()
 
 
 def test_whoever_took_a_place_is_told_from_who_had_it_before_on_the_same_address() -> None:

@@ -13,7 +13,7 @@ from holdfast.cluster import reserve
 from holdfast.cluster.reserve import Reserve, reserve_for
 from holdfast.cluster.shard import Shard
 from holdfast.cluster.spec import ClusterSpec, Optimizer, TableSpec
-from holdfast.placement import Placement
+from holdfast.model.placement import Placement
 
 
 def make_spec(rows: int, servers: int, code: str = "xor") -> ClusterSpec:

@@ -14,7 +14,7 @@ from holdfast.cluster.pushes import Entrusted, Gradients
 from holdfast.cluster.shard import WORKERS_MAX, Shard
 from holdfast.cluster.spec import ClusterSpec, Optimizer, TableSpec
 from holdfast.errors import ConflictError, HoldfastError, InvalidRequestError, UnavailableError
-from holdfast.placement import Placement
+from holdfast.model.placement import Placement
 
 SGD = Optimizer("sgd", lr=1.0)
 ONE = ClusterSpec(
@@ -574,11 +574,19 @@ def test_a_replacements_flushes_are_numbered_after_those_of_the_lost() -> None:
 
 
 def test_weights_that_workers_hold_are_taken_where_rows_are_missing() -> None:
-    shard = Shard(ONE, 0, epoch=2)
+    held = dataclasses.replace(ONE.tables[0], is_held=True)
+    shard = Shard(dataclasses.replace(ONE, tables=(held,)), 0, epoch=2)
     shard.install(0, np.array([0]), np.full((1, 2), 9.0, np.float32))
     assert shard.supply(gradients([0, 1], 4.0)) == 1
     assert shard.pull([(0, np.array([0, 1]))])[0].tolist() == [[9, 9], [4, 4]]
     assert shard.waiting() == 0
+
+
+def test_rows_that_workers_do_not_hold_are_not_supplied() -> None:
+    shard = Shard(ONE, 0, epoch=2)
+    with pytest.raises(InvalidRequestError, match="not held by workers"):
+        shard.supply(gradients([0, 1], 4.0))
+    assert shard.rows_missing == 8
 
 
 def test_an_epoch_never_falls() -> None:

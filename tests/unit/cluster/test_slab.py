@@ -14,7 +14,7 @@ from holdfast.cluster.arena import Arena, plan_arenas
 from holdfast.cluster.arenashard import ArenaShard
 from holdfast.cluster.spec import Optimizer, TableSpec, granule_stripes
 from holdfast.errors import CorruptDataError
-from holdfast.placement import Placement
+from holdfast.model.placement import Placement
 
 SGD = Optimizer("sgd")
 

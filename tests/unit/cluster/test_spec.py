@@ -21,7 +21,7 @@ from holdfast.cluster.spec import (
     granules_of,
 )
 from holdfast.errors import InvalidRequestError
-from holdfast.placement import Placement
+from holdfast.model.placement import Placement
 
 NUMBERS = st.floats(0, 1e30) | st.integers(0, 100)
 COUNTS = st.integers(1, 40)

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import commit as catalogs
-from holdfast.checkpoint.catalog import BASE, DELTA, Catalog, CheckpointEntry
-from holdfast.checkpoint.codec import parse_codec
-from holdfast.checkpoint.object import Extent
-from holdfast.checkpoint.part import entry_from_json, entry_to_json
+from holdfast.checkpoint.format.catalog import BASE, DELTA, Catalog, CheckpointEntry
+from holdfast.checkpoint.format.codec import parse_codec
+from holdfast.checkpoint.format.object import Extent
+from holdfast.checkpoint.format.stored_rows import entry_from_json, entry_to_json
+from holdfast.checkpoint.store import catalogs
 from holdfast.cluster import store
 from holdfast.cluster.changes import SINCE_BASE, Changes, SnapshotOrder
 from holdfast.cluster.keeper import Job
@@ -29,10 +29,12 @@ from holdfast.errors import (
     HoldfastError,
     InvalidRequestError,
 )
-from holdfast.placement import Placement
-from holdfast.storage.folder import FolderStorage
+from holdfast.model.placement import Placement
+from holdfast.storage.folder.objects import FolderStorage
 
-MODULES = ("catalog", "commit", "writer", "segment", "restore")
+MODULES = (
+    "format.catalog", "format.segment", "store.catalogs", "store.append", "restoring.restore"
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -159,7 +161,7 @@ class Run:
             segments += stored.segments
         entry = CheckpointEntry(
             step, 0, kind, step if kind == BASE else self.catalog.last.base, 0, 0.0, codec, codec,
-            1, 1, 1, 1, 0.0, "", Extent(objects[0][0], 0, 0, 0)
+            1, 1, 1, 1, 0.0, "", Extent(objects[0][0], 16, 0, 0)
         )  # fmt: skip
         catalog = dataclasses.replace(self.catalog, schemas=(schemas,), number=step + 1)
         self.catalog = catalog.with_checkpoint(
@@ -252,6 +254,46 @@ def test_a_checkpoint_that_lacks_rows_of_a_server_is_data_loss(run: Run) -> None
     store.load(Shard(run.spec, 0, epoch=1), run.loading(0))
     with pytest.raises(DataLossError, match="does not hold every row"):
         store.load(Shard(run.spec, 1, epoch=1), run.loading(0))
+
+
+def test_rows_that_are_stored_twice_do_not_stand_for_others(run: Run) -> None:
+    """Two segments that share a row of a server's, and lack one: their counts add up to all."""
+    width = run.spec.tables[0].width
+    ids_N = run.spec.tables[0].placement.rows_of(0, 50)
+    parts = [ids_N[:9], ids_N[8:-1]]
+    copied = [Copied(0, part, np.zeros((len(part), width), np.float32)) for part in parts]
+    run.shards = run.shards[:1]
+    run.shards[0].snapshot = lambda order: (copied, None)  # type: ignore[method-assign,assign]
+    run.add(0, BASE)
+    with pytest.raises(CorruptDataError, match=r"stored twice.*users"):
+        store.load(Shard(run.spec, 0, epoch=1), run.loading(0))
+
+
+def test_a_delta_that_stores_a_row_twice_is_refused_as_every_reader_does(run: Run) -> None:
+    run.add(0, BASE)
+    ids_N = run.spec.tables[0].placement.rows_of(0, 50)[:3]
+    rows_NW = np.ones((3, run.spec.tables[0].width), np.float32)
+    copied = [Copied(0, ids_N, rows_NW), Copied(0, ids_N, 2 * rows_NW)]
+    run.shards = run.shards[:1]
+    run.shards[0].snapshot = lambda order: (copied, None)  # type: ignore[method-assign,assign]
+    run.add(1, DELTA)
+    with pytest.raises(CorruptDataError, match="stored twice"):
+        store.load(Shard(run.spec, 0, epoch=1), run.loading(1))
+
+
+def test_rows_in_a_segment_that_begins_with_another_servers_are_not_passed_over(run: Run) -> None:
+    """A server would load an older version of its rows, and every other reader the newest one."""
+    run.add(0, BASE)
+    placement = run.spec.tables[0].placement
+    own_N, other_N = (placement.rows_of(server, 50) for server in (0, 1))
+    ids_N = np.union1d(other_N, own_N[own_N > other_N[0]])
+    mixed = Copied(0, ids_N, np.ones((len(ids_N), run.spec.tables[0].width), np.float32))
+    run.shards = run.shards[:1]
+    run.shards[0].snapshot = lambda order: ([mixed], None)  # type: ignore[method-assign,assign]
+    run.add(1, DELTA)
+    assert run.catalog.shards is None
+    with pytest.raises(CorruptDataError, match="rows of two servers"):
+        store.load(Shard(run.spec, 0, epoch=1), run.loading(1))
 
 
 def test_a_segment_with_rows_of_two_servers_is_refused_where_they_should_be_apart(

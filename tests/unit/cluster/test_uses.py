@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.priority import Priority
+from holdfast.checkpoint.selecting.priority import Priority
 from holdfast.cluster.uses import PriorityOrder, Span, Uses
-from holdfast.kernels import bitmap
+from holdfast.kernels.rows import bitmap
 
 ROWS = 400
 

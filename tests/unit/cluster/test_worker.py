@@ -19,7 +19,7 @@ from holdfast.cluster.spec import ClusterSpec, Optimizer, TableSpec
 from holdfast.cluster.worker import Session
 from holdfast.cluster.workerprocess import find_entry, run
 from holdfast.errors import HoldfastError, InvalidRequestError
-from holdfast.placement import Placement
+from holdfast.model.placement import Placement
 from tests.cluster.threads import ThreadEngine
 
 ROWS, WIDTH = 50, 4
@@ -73,6 +73,7 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def session(cluster: Cluster) -> Iterator[Session]:
     cluster.coordinator.leases = Leases(range(100, 103))
+    cluster._workers = 8
     found = Session.connect(
         cluster.spec,
         coordinator=cluster.coordinator.address,
@@ -327,6 +328,7 @@ def leave_early(session: Session) -> None:
 
 def test_a_function_that_leaves_batches_undone_has_failed(cluster: Cluster) -> None:
     cluster.coordinator.leases = Leases(range(2))
+    cluster._workers = 4
     spec = {
         "entry": f"{__name__}:leave_early",
         "args": {},

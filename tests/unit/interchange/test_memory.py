@@ -17,13 +17,13 @@ import sys, threading
 from pathlib import Path
 import torch
 import holdfast as hf
-from holdfast.interchange import importer
+from holdfast.interchange import new_run
 from holdfast.interchange.dcpfolder import write_dcp
 from holdfast.interchange.handout import hand_out
 from holdfast.interchange.torchfile import write_torch
 
 torch.set_num_threads(1)
-importer._STAGING_BUFFERS = 2  # so that a smaller table shows it
+new_run._STAGING_BUFFERS = 2  # so that a smaller table shows it
 folder = Path(sys.argv[1])
 
 def anonymous():

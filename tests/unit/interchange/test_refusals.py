@@ -124,7 +124,7 @@ def test_optimizers_that_are_not_the_models_are_refused(tmp_path: Path) -> None:
 
 
 def test_failed_store_leaves_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.checkpoint.writer import RunWriter
+    from holdfast.checkpoint.store.writer import RunWriter
 
     def fail(self: RunWriter, change: object) -> None:
         raise OSError("no room")

@@ -20,7 +20,7 @@ import holdfast as hf
 from holdfast.interchange.dcpfolder import write_dcp
 from holdfast.interchange.handout import hand_out
 from holdfast.interchange.torchfile import write_torch
-from holdfast.modelstate import ModelState
+from holdfast.model.model_state import ModelState
 from tests.conftest import TinyModel, fingerprint, make_optimizers, train_steps
 
 WRITERS: dict[str, Callable[..., int]] = {"torch": write_torch, "dcp": write_dcp}

@@ -6,6 +6,7 @@ records what it drew together with its batches.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -74,6 +75,29 @@ class Uneven:
             yield torch.tensor([float(index), self.draw.random()])
 
 
+NOISE = np.random.default_rng(7)  # of the module, as many programs have one
+
+
+class Naming(Samples):
+    """Draws from a generator that it has only by name."""
+
+    def __init__(self) -> None:
+        NOISE.bit_generator.state = np.random.default_rng(7).bit_generator.state
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index) + NOISE.random()
+
+
+def make_collate() -> Callable[..., torch.Tensor]:
+    """A function that draws from a generator in its closure, and from one among its arguments."""
+    noise = np.random.default_rng(8)
+
+    def collate(rows: list[torch.Tensor], *, draw: random.Random) -> torch.Tensor:
+        return torch.stack(rows) + noise.random() + draw.random()
+
+    return functools.partial(collate, draw=random.Random(9))
+
+
 class Pairs:
     """Two loaders side by side; it reads one batch of the first too many at its end."""
 
@@ -101,6 +125,8 @@ def make_loader(kind: str) -> Any:
         ),
         "growing": lambda: DataLoader(samples, batch_sampler=Growing()),
         "buckets": lambda: DataLoader(samples, batch_sampler=Buckets()),
+        "naming": lambda: DataLoader(Naming(), batch_size=BATCH, shuffle=True),
+        "collating": lambda: DataLoader(samples, batch_size=BATCH, collate_fn=make_collate()),
         "distributed": lambda: DataLoader(
             samples, batch_size=BATCH, sampler=DistributedSampler(samples, 1, 0)
         ),

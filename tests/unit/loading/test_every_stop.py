@@ -17,8 +17,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*set_vital.*")
 
 LOADERS = [
     "plain", "plain-own", "ordered", "lazy", "stream", "ragged", "drop-last", "weighted",
-    "replacement", "growing", "buckets", "distributed", "unbatched", "uneven", "pairs", "iterable",
-    "list", "granted", "stateful", "stateful-own", "stateful-stream", "stateful-ragged",
+    "replacement", "growing", "buckets", "naming", "collating", "distributed", "unbatched",
+    "uneven", "pairs", "iterable", "list", "granted", "stateful", "stateful-own",
+    "stateful-stream", "stateful-ragged",
 ]  # fmt: skip
 NOT_TORCH = {"uneven", "pairs", "iterable", "list", "granted"}  # cannot be followed
 CASES = sorted(

@@ -150,7 +150,7 @@ def test_manual_save_in_mid_interval_resumes_at_the_batch_after_it(tmp_path: Pat
         tmp_path, model=model, optimizer=optimizers, reader=reader, every=5
     ) as ck, reading(reader) as batches:  # fmt: skip
         seen = list(train(ck, model, optimizers, batches, steps=7))
-        ck.save().durable()
+        ck.save().result()
     reader = granted()
     with hf.Checkpointer(tmp_path, model=model, optimizer=optimizers, reader=reader, every=5) as ck:
         assert ck.resume() == 7

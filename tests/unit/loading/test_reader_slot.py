@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -31,7 +32,7 @@ from tests.unit.loading.readerjob import (
 pytestmark = pytest.mark.filterwarnings("ignore:.*set_vital.*")
 
 Program = Callable[[Run, "int | None"], None]
-STOPS = (1, 9, 10, 11, 15, 20, 21, 29)
+STOPS = (1, 8, 9, 10, 11, 15, 16, 20, 21, 29)
 
 
 def pretrain_and_tune(run: Run, stop: int | None) -> None:
@@ -82,6 +83,14 @@ def side_by_side(run: Run, stop: int | None) -> None:
         run.train([torch.cat(pair)], stop=stop)
 
 
+def side_by_side_every_epoch(run: Run, stop: int | None) -> None:
+    """Two loaders at once, one call an epoch; the longer one is never read to its end."""
+    longer, shorter = make_loader("plain"), [torch.full((4, 4), float(i)) for i in range(8)]
+    for _ in range(4):
+        for pair in zip(run.ck.epochs(longer, 1), run.ck.epochs(shorter, 1), strict=False):
+            run.train([torch.cat(pair)], stop=stop)
+
+
 def leave_early(run: Run, stop: int | None) -> None:
     """The first loop is left in mid-epoch; the second goes on with another loader."""
     for batch in run.ck.epochs(make_loader("plain"), 5):
@@ -111,7 +120,7 @@ def look_first(run: Run, stop: int | None) -> None:
 @pytest.mark.parametrize(
     "program",
     [pretrain_and_tune, tune_the_same, call_every_epoch, build_every_epoch, take_turns,
-     side_by_side, leave_early, leave_and_return, look_first],
+     side_by_side, side_by_side_every_epoch, leave_early, leave_and_return, look_first],
 )  # fmt: skip
 def test_a_program_of_several_loops_resumes_in_the_right_one(
     program: Program, tmp_path: Path
@@ -261,6 +270,89 @@ def test_a_loop_that_counts_epochs_from_0_after_a_resume_is_reported(tmp_path: P
     train(13)
     with pytest.warns(HoldfastWarning, match=r"in epoch 1, .* range\(ck.epoch, n\)"):
         train(None)
+
+
+def test_several_steps_for_one_batch_are_reported(tmp_path: Path) -> None:
+    run = Run(tmp_path, seed=1)
+    with run.ck, pytest.warns(HoldfastWarning, match="several steps are counted for one batch"):
+        for _ in run.ck.epochs(make_loader("plain"), 1):
+            run.step(None)
+            run.step(None)
+
+
+@pytest.mark.parametrize("way", ["followed", "epochs"])
+def test_batches_that_are_kept_for_later_passes_are_reported(way: str, tmp_path: Path) -> None:
+    loader = make_loader("plain")
+    run = Run(tmp_path, seed=1, reader=loader if way == "followed" else None)
+    batches = loader if way == "followed" else run.ck.epochs(loader, 1)
+    with run.ck, pytest.warns(HoldfastWarning, match="nothing reads it again"):
+        run.train(itertools.islice(itertools.cycle(batches), 2 * BATCHES), stop=None)
+
+
+def _evaluate(run: Run, scheduler: Any) -> None:
+    list(DataLoader(Plain(), batch_size=4))
+
+
+def _schedule(run: Run, scheduler: Any) -> None:
+    scheduler.step()
+
+
+def _nothing(run: Run, scheduler: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("follows", "told"), [(_evaluate, "random numbers are drawn"), (_schedule, "scheduler steps")]
+)
+@pytest.mark.parametrize("is_last", [True, False])
+def test_what_follows_a_save_is_reported(
+    follows: Any, told: str, is_last: bool, tmp_path: Path
+) -> None:
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    run = Run(tmp_path, seed=1, every=4, extras={"scheduler": scheduler})
+    optimizer.step()
+    before, behind = (follows, _nothing) if is_last else (_nothing, follows)
+    expected = contextlib.nullcontext() if is_last else pytest.warns(HoldfastWarning, match=told)
+    with run.ck, expected:
+        for batch in run.ck.epochs(make_loader("plain"), 2):
+            before(run, scheduler)
+            run.train([batch], stop=None)
+            behind(run, scheduler)
+
+
+def test_two_loaders_side_by_side_are_not_taken_for_draws_behind_a_save(tmp_path: Path) -> None:
+    told: list[events.Event] = []
+    run = Run(tmp_path, seed=1, every=4, events=told.append)
+    with run.ck:
+        side_by_side(run, None)
+    assert not [event for event in told if isinstance(event, events.ReaderNotice)]
+
+
+def test_generators_of_the_program_go_along_as_extras(tmp_path: Path) -> None:
+    def begin() -> tuple[Run, dict[str, Any]]:
+        own = {
+            "numpy": np.random.default_rng(1),
+            "old": np.random.RandomState(1),
+            "torch": torch.Generator().manual_seed(1),
+            "python": random.Random(1),
+        }
+        return Run(tmp_path, seed=1, extras=own), own
+
+    def draw(own: dict[str, Any]) -> list[float]:
+        drawn = torch.rand(1, generator=own["torch"]).item()
+        return [own["numpy"].random(), own["old"].rand(), drawn, own["python"].random()]
+
+    run, own = begin()
+    with run.ck:
+        draw(own)
+        run.ck.step()
+    expected = draw(own)
+    run, own = begin()
+    with run.ck:
+        assert run.ck.resume() == 1
+        assert draw(own) == expected
 
 
 def test_a_loader_without_an_order_is_reported(tmp_path: Path) -> None:

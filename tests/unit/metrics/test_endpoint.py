@@ -60,9 +60,7 @@ def talk(url: str, data: bytes, *, answers_first: bool = False) -> bytes:
         return received
 
 
-def test_training_is_scraped_while_it_runs(
-    served: tuple[Metrics, str], tmp_path: Path, seeded: None
-) -> None:
+def test_training_is_scraped_while_it_runs(served: tuple[Metrics, str], tmp_path: Path) -> None:
     metrics, url = served
     model = TinyModel()
     optimizers = make_optimizers(model, "adagrad")
@@ -150,6 +148,26 @@ def test_silent_clients_leave_room_again(
             assert line.recv(100) == b""  # closed from the other side, served or not
         line.close()
     monkeypatch.undo()  # on a busy machine a client may be silent for longer
+    parse(scrape(served[1]))
+
+
+def test_slow_clients_leave_room_again(
+    served: tuple[Metrics, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "TOTAL_S", 0.3)
+    parts = urlsplit(served[1])
+    lines = [socket.create_connection((parts.hostname, parts.port)) for _ in range(8)]
+    until = time.monotonic() + 20
+    while lines:  # never silent, and never done
+        assert time.monotonic() < until
+        for line in list(lines):
+            try:
+                line.sendall(b"x")
+            except OSError:
+                line.close()
+                lines.remove(line)
+        time.sleep(0.02)
+    monkeypatch.undo()
     parse(scrape(served[1]))
 
 

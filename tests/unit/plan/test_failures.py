@@ -1,4 +1,4 @@
-"""failures.py: models of the time to a failure, fits, MTBF against nodes, reading a log."""
+"""plan/failures: models of the time to a failure, fits, MTBF against nodes, reading a log."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import InvalidRequestError, NotFoundError
-from holdfast.plan.failurelog import read_log
-from holdfast.plan.failures import (
+from holdfast.plan.failures.fitting import fit
+from holdfast.plan.failures.log import read_log
+from holdfast.plan.failures.models import (
     FAMILIES,
     Exponential,
     FailureModel,
@@ -25,8 +26,7 @@ from holdfast.plan.failures import (
     Weibull,
     from_mean_median,
 )
-from holdfast.plan.fitting import fit
-from holdfast.plan.nodes import independent, line, linear, node_chance
+from holdfast.plan.failures.nodes import independent, line, linear, node_chance
 
 MODELS: list[Family] = [
     Gamma(0.68, 41.2), Gamma(3.0, 5.0), Exponential(28.0), Weibull(0.7, 20.0), Weibull(2.5, 14.0),

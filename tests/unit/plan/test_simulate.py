@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from holdfast.errors import InvalidRequestError
-from holdfast.plan.failures import Exponential, Gamma
+from holdfast.plan.failures.models import Exponential, Gamma
 from holdfast.plan.overhead import (
     Costs,
     interval_full,

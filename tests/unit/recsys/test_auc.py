@@ -1,4 +1,4 @@
-"""auc.py: the exact area, against counting all pairs."""
+"""recsys/auc.py: the exact area, against counting all pairs."""
 
 from __future__ import annotations
 

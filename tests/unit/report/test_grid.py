@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from holdfast.report import grid
-from holdfast.report.gridpicture import draw_grid
+from holdfast.report.grid_picture import draw_grid
 
 
 def make(

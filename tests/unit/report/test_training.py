@@ -136,6 +136,12 @@ def test_damage_everywhere_leaves_nothing() -> None:
     assert "no checkpoint" in shown(render(found))
 
 
+def test_damages_beyond_what_anybody_reads_are_counted() -> None:
+    text = shown(render(soundness(*[DamageLine(f"o{n}", "e", ()) for n in range(1000)])))
+    assert "1,000 damages" in text and "800 more damages" in text and "o199" in text
+    assert "o200" not in text
+
+
 def extracted(step: int, at: float, **more) -> events.Extracted:
     fields = dict.fromkeys(
         ("by_range", "by_filter", "by_ratio", "moved", "killed_rows", "garbage_bytes"), 0

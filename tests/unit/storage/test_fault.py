@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.errors import UnavailableError
 from holdfast.storage import Storage, open_storage
-from holdfast.storage.fault import Fault, FaultyStorage, SimulatedCrash, When
+from tests.fault import Fault, FaultyStorage, SimulatedCrash, When
 
 
 def scenario(storage: Storage) -> None:

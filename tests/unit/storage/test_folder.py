@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ConflictError, CorruptDataError, InvalidRequestError, NotFoundError
-from holdfast.storage.folder import FolderStorage
+from holdfast.storage.folder.objects import FolderStorage
 
 
 @pytest.fixture
@@ -40,9 +40,9 @@ def record_system_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]
         seen.append(("sync", path_of(fd)))
         fsync(fd)
 
-    def noted_link(src: Path, dst: Path, **options: bool) -> None:
-        seen.append(("link", str(dst)))
-        link(src, dst, **options)
+    def noted_link(src: str, dst: str, *, dst_dir_fd: int, **options: int) -> None:
+        seen.append(("link", f"{path_of(dst_dir_fd)}/{dst}"))
+        link(src, dst, dst_dir_fd=dst_dir_fd, **options)
 
     def noted_write(fd: int, data: bytes) -> int:
         seen.append(("write", path_of(fd)))
@@ -290,7 +290,7 @@ def test_a_full_disk_is_no_room_and_leaves_nothing(root: Path, small_disk: tuple
 READ_ONLY = """
 import os, sys
 from holdfast.errors import UnavailableError
-from holdfast.storage.folder import FolderStorage
+from holdfast.storage.folder.objects import FolderStorage
 storage = FolderStorage(sys.argv[1])
 if os.geteuid() == 0:
     os.setgid(65534)
@@ -334,3 +334,9 @@ def test_a_read_only_folder_can_be_read_and_names_what_is_denied(open_folder: Pa
     assert len(said) == 4
     for line in said:
         assert "permission denied" in line and str(root) in line and "access" in line
+
+
+@pytest.mark.parametrize("root", ["a\0b", "a\ud800b", "~nobody-has-this-name/run"])
+def test_a_root_that_no_system_can_take_is_refused(root: str) -> None:
+    with pytest.raises(InvalidRequestError, match="not a path"):
+        FolderStorage(root)

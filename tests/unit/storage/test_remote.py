@@ -23,7 +23,7 @@ from holdfast.errors import (
 )
 from holdfast.storage import open_storage
 from holdfast.storage.base import shown
-from holdfast.storage.folder import FolderStorage
+from holdfast.storage.folder.objects import FolderStorage
 from holdfast.storage.remote import RemoteStorage
 from holdfast.storage.settings import RemoteSettings
 
@@ -339,3 +339,15 @@ def test_options_go_to_fsspec_and_a_folder_takes_none(tmp_path: Path) -> None:
     own.put_if_absent("a", b"x")
     assert own.get("a") == b"x"
     assert open_storage("memory://run").list("") == []
+
+
+def test_names_that_no_object_of_ours_has_are_not_listed_and_keep_nobody_from_collecting() -> None:
+    """The storage would refuse to delete what it had listed, and so everything that comes after."""
+    storage = open_storage("memory://named-by-others")
+    storage.put_if_absent("objects/c00000001/rows.hf", b"x")
+    for name in ("a\\b.hf", "a\x1b.hf", ".a.hf"):
+        MemoryFileSystem().pipe(f"/named-by-others/objects/c00000001/{name}", b"x")
+    assert [item.name for item in storage.list("objects/")] == ["objects/c00000001/rows.hf"]
+    for item in storage.list("objects/"):
+        storage.delete(item.name)
+    assert storage.list("objects/") == []

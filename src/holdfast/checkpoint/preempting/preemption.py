@@ -13,7 +13,8 @@ Invariants:
 - After the deadline nothing is waited for. A signal acts then, with whatever is saved.
 - Flags are set in signal handlers; locks are taken outside of them only.
 
-Not here: signals and what was there before us (signals.py), the save itself (checkpointer.py).
+Not here: signals and what was there before us (signals.py), the save itself
+(checkpoint/checkpointer.py).
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from holdfast import events
-from holdfast.checkpoint.lineage import Lineage
+from holdfast.checkpoint.planning.lineage import Lineage
 from holdfast.checkpoint.preempting import signals
 from holdfast.checkpoint.preempting.stop_step import Agreed, Said, StopStep
-from holdfast.checkpoint.ranks import Ranks
-from holdfast.checkpoint.save import Save
+from holdfast.checkpoint.ranks.ranks import Ranks
+from holdfast.checkpoint.saving.pending import PendingSave
 from holdfast.errors import HoldfastError, UnavailableError
 
 _POLL_S = 0.25
@@ -144,7 +145,7 @@ class Preemption:
             return self._stop.is_due(step)
         return self._pending() is not None
 
-    def answer(self, save: Callable[[], Save]) -> Save | None:
+    def answer(self, save: Callable[[], PendingSave]) -> PendingSave | None:
         """Save, wait until that is durable or the deadline over, and let a signal act.
 
         Raises:
@@ -153,12 +154,12 @@ class Preemption:
         """
         notice = self._pending()
         assert notice is not None
-        made: Save | None = None
+        made: PendingSave | None = None
         problem: HoldfastError | None = None
         self._is_saving = True
         try:
             made = save()
-            made.durable(notice.left_s)
+            made.result(notice.left_s)
         except TimeoutError:
             problem = UnavailableError(
                 "the save was not durable in time", deadline_s=notice.deadline_s
@@ -169,11 +170,11 @@ class Preemption:
         self._answer(notice, problem)
         self._settle(notice)
         if notice.signum is not None:
-            if made is not None and not made.is_done:
+            if made is not None and not made.done():
                 signals.overdue(notice.signum)
             else:
                 signals.act(self, notice.signum)
-        elif problem is not None and (made is None or made.is_done):
+        elif problem is not None and (made is None or made.done()):
             raise problem
         return made
 

@@ -78,6 +78,7 @@ class _Watched:
 
 _watched = _Watched()
 _lock = threading.RLock()  # never taken by the handler
+_forking = threading.local()  # the signals that a thread had blocked before it forked
 
 
 def as_signums(names: Sequence[str | int]) -> tuple[int, ...]:
@@ -333,12 +334,15 @@ def _watch(ear: socket.socket) -> None:
     """The watching thread: passes on what the handler, or the interpreter itself, sends."""
     with ear:
         while data := ear.recv(64):
-            for number in data:
+            # The interpreter sends every signal that has a handler in Python: SIGCHLD, for one,
+            # since torch's DataLoader handles it. Those concern no listener.
+            ours = [number for number in data if number == _LOOK or number in _watched.handlers]
+            for number in ours:
                 handler = _watched.handlers.get(number)
                 # A handler that took over from ours may have other plans with this signal.
-                if number != _LOOK and handler is not None and handler.is_current:
+                if handler is not None and handler.is_current:
                     _hear(handler)
-            for reference, _ in _watched.listeners:
+            for reference, _ in _watched.listeners if ours else ():
                 if (listener := reference()) is not None:
                     listener.awake()
             listener = None
@@ -365,6 +369,24 @@ def _end_stuck(handler: _Handler, *, is_held: bool) -> None:
         os._exit(128 + handler.signum)
 
 
+def _before_fork() -> None:
+    """Hold signals back in this thread. Until a child is somebody else it would not hear a signal
+    of its own, and would send word of it through our socket: its parent would end."""
+    if _watched.handlers:
+        _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, tuple(_watched.handlers))
+
+
+def _after_fork() -> None:
+    mask, _forking.mask = getattr(_forking, "mask", None), None
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _begin_as_child() -> None:
+    _forget_in_child()
+    _after_fork()
+
+
 def _forget_in_child() -> None:
     """A forked child is somebody else: signals to it are none of ours, and act as before."""
     global _watched, _lock
@@ -389,4 +411,6 @@ def _at_exit() -> None:
 
 atexit.register(_at_exit)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_child)
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_begin_as_child
+    )

@@ -13,7 +13,8 @@ Invariants:
 - No rank has passed the agreed step when it is agreed on.
 - A rank that is lost ends the wait with an error, never with an endless wait.
 
-Not here: what a notice is and what follows from it (preemption.py), messages (mailbox.py).
+Not here: what a notice is and what follows from it (preemption.py), messages
+(checkpoint/ranks/mailbox.py).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from holdfast.checkpoint.ranks import Ranks
+from holdfast.checkpoint.ranks.ranks import Ranks
 from holdfast.errors import UnavailableError
 
 

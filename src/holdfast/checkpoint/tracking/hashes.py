@@ -28,10 +28,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from holdfast import devices
-from holdfast.kernels import rows as row_kernels
-from holdfast.tables import Table
-from holdfast.tensors import as_array, as_tensor
+from holdfast.kernels.rows import gather
+from holdfast.model import devices
+from holdfast.model.tables import Table
+from holdfast.model.tensors import as_array, as_tensor
 
 Hashes = npt.NDArray[np.uint64]
 Ids = npt.NDArray[np.int64]
@@ -194,7 +194,7 @@ def _hash_arrays(columns: Sequence[np.ndarray]) -> Hashes:
     for start in range(0, len(hashes_N), rows_max):
         part_N = hashes_N[start : start + rows_max]
         for column in columns:
-            row_kernels.hash_rows(column[start : start + rows_max], part_N)
+            gather.hash_rows(column[start : start + rows_max], part_N)
     return hashes_N
 
 
@@ -213,8 +213,9 @@ def hash_tensors(columns: Sequence[torch.Tensor]) -> torch.Tensor:
     for index, column in enumerate(columns):
         words = _words_of(column)
         seed = (_MULTIPLIERS * (2 * index + 1)) % (1 << 63)
-        draw = torch.Generator().manual_seed(seed)
-        factors = torch.randint(-(1 << 62), 1 << 62, (words.shape[1],), generator=draw)
+        draw = torch.Generator("cpu").manual_seed(seed)
+        shape = (words.shape[1],)
+        factors = torch.randint(-(1 << 62), 1 << 62, shape, generator=draw, device="cpu")
         factors = (factors * 2 + 1).to(words.device)
         rows_max = max(1, _CHUNK_BYTES // (8 * words.shape[1]))
         for start in range(0, rows, rows_max):
@@ -227,4 +228,6 @@ def hash_tensors(columns: Sequence[torch.Tensor]) -> torch.Tensor:
 def _words_of(column: torch.Tensor) -> torch.Tensor:
     flat = column.detach().reshape(len(column), -1).contiguous()
     row_bytes = flat.shape[1] * flat.element_size()
+    if flat.storage_offset() * flat.element_size() % 4:
+        flat = flat.clone()  # within a buffer of others; a view must begin at a whole word
     return flat.view(torch.int32 if row_bytes % 4 == 0 else torch.int16)

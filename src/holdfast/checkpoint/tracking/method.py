@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.checkpoint.tracking import rules
-from holdfast.checkpoint.tracking.rules import Rule
+from holdfast.checkpoint.tracking.optimizers import rules
+from holdfast.checkpoint.tracking.optimizers.rules import Rule
 
 COMPARE, WHOLE = "compare", "whole"
 

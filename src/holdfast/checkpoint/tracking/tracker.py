@@ -6,7 +6,7 @@ One tracker with three settings. ``auto`` holds for every training loop. ``looku
 but one bit a row, and is refused where gradients do not tell all. ``hash`` compares every row at
 every save.
 
-Rows are counted as a process holds them (tables.py). Of a table that is replicated in many
+Rows are counted as a process holds them (model/tables.py). Of a table that is replicated in many
 processes, all see the same gradient.
 
 Invariants:
@@ -14,7 +14,7 @@ Invariants:
 - Every cursor sees every mark once, however the other cursors advance.
 - What a failed save had taken is given back before the next one is planned.
 
-# words_W: a bitmap of a table's rows, W words (kernels/bitmap.py)
+# words_W: a bitmap of a table's rows, W words (kernels/rows/bitmap.py)
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 import torch
 
-from holdfast.checkpoint.tracking import rules, steps
 from holdfast.checkpoint.tracking.marks import (
     ArrivingIds,
     Ids,
@@ -38,13 +38,16 @@ from holdfast.checkpoint.tracking.marks import (
     arriving_ids,
     union,
 )
-from holdfast.checkpoint.tracking.owned import Owned, find_overlaps
+from holdfast.checkpoint.tracking.optimizers import rules, steps
+from holdfast.checkpoint.tracking.optimizers.owned import Owned, find_overlaps
 from holdfast.checkpoint.tracking.watch import Notice, TableWatch
 from holdfast.errors import InvalidRequestError
-from holdfast.kernels import bitmap
-from holdfast.tables import Table
+from holdfast.kernels.rows import bitmap
+from holdfast.model.tables import Table
 
-AUTO, LOOKUP, HASH = "auto", "lookup", "hash"
+AUTO: Final = "auto"
+LOOKUP: Final = "lookup"
+HASH: Final = "hash"
 TRACKING = (AUTO, LOOKUP, HASH)
 
 Hear = Callable[[str, Ids], None]
@@ -141,27 +144,47 @@ class Tracker:
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step: notice what wrote to its tables since."""
-        with self._lock, _going_on(*self._stepped_by_torch()):
-            for watch, _ in self._owned_by(optimizer).tables:
-                with _going_on(watch):
+        with self._lock:
+            owned = self._owned_by(optimizer)
+            with contextlib.suppress(Exception):  # then the watches look, and tell what fails
+                owned.begin_step()
+            for watch, _ in owned.tables(optimizer):
+                try:
                     watch.before_step()
+                except Exception as error:
+                    watch.note_failure(error)
 
     def after_closure(self, optimizer: torch.optim.Optimizer) -> None:
         """Training code has run inside a step: notice what it wrote."""
-        with self._lock, _going_on(*self._stepped_by_torch()):
-            for watch, group in self._owned_by(optimizer).tables:
-                with _going_on(watch):
-                    watch.after_closure(optimizer, group)
+        with self._lock:
+            owned = self._owned_by(optimizer)
+            owned.end_steady()
+            for watch, mover in owned.tables(optimizer):
+                try:
+                    watch.after_closure(mover)
+                except Exception as error:
+                    watch.note_failure(error)
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped: mark the rows it moved."""
-        with self._lock, _going_on(*self._stepped_by_torch()):
+        with self._lock:
             owned = self._owned_by(optimizer)
-            for watch, group in owned.tables:
-                with _going_on(watch):
-                    watch.after_step(optimizer, group)
+            marked: list[TableWatch] = []
+            with contextlib.suppress(Exception):  # then the watches look, and tell what fails
+                marked = owned.end_step(optimizer)
+            if self._listeners:
+                for watch in marked:
+                    with _going_on(watch):
+                        self._tell(watch.table.name, watch.gradient_ids())
+            for watch, mover in owned.tables(optimizer):
+                try:
+                    watch.after_step(mover)
                     if self._listeners:
                         self._tell(watch.table.name, watch.gradient_ids())
+                except Exception as error:
+                    watch.note_failure(error)
+            with contextlib.suppress(Exception):
+                owned.settle(optimizer)
             for watch in owned.overlapped:
                 watch.note_foreign_write()
 
@@ -180,16 +203,27 @@ class Tracker:
         ]
 
     def _owned_by(self, optimizer: torch.optim.Optimizer) -> Owned:
-        """The tables among an optimizer's parameters."""
+        """The tables among an optimizer's parameters; none where they cannot be found out."""
         known, owned = self._owned.get(id(optimizer), (None, None))
-        if known is None or owned is None or known() is not optimizer:
-            owned = None
-        if owned is None or not owned.is_current(optimizer):
-            owned = Owned(optimizer, self._stepped_by_torch())
-            self._owned[id(optimizer)] = (weakref.ref(optimizer), owned)
-            for watch, _ in owned.tables:
-                watch.note_optimizer(optimizer)
+        try:
+            is_known = known is not None and known() is optimizer
+            if owned is None or not is_known or not owned.is_current(optimizer):
+                if owned is not None:
+                    owned.end_steady()
+                owned = Owned(optimizer.param_groups, self._stepped_by_torch())
+                self._owned[id(optimizer)] = (weakref.ref(optimizer), owned)
+                for watch, _ in owned.tables(optimizer):
+                    watch.note_optimizer(optimizer)
+        except Exception as error:
+            for watch in self._stepped_by_torch():
+                watch.note_failure(error)
+            return Owned([], [])
         return owned
+
+    def _forget_owned(self) -> None:
+        for _, owned in self._owned.values():
+            owned.end_steady()
+        self._owned.clear()
 
     # At a save.
 
@@ -221,7 +255,7 @@ class Tracker:
     def _find_changes(self, cursor: Cursor) -> None:
         pending = self._pending[cursor]
         self._settle()
-        self._owned.clear()  # a table may have another parameter now
+        self._forget_owned()  # a table may have another parameter now
         find_overlaps(self._stepped_by_torch())
         for name, watch in self._watches.items():
             live_W = self._live[name]
@@ -299,6 +333,8 @@ class Tracker:
     def close(self) -> None:
         """Stop watching the model."""
         steps.remove_listener(self)
+        with self._lock:
+            self._forget_owned()
         for end in self._ends:
             end()
         self._ends.clear()
@@ -376,7 +412,7 @@ def _going_on(*watches: TableWatch) -> Iterator[None]:
 
 def _is_flushing() -> bool:
     """Whether this thread's arithmetic rounds tiny numbers to zero."""
-    return bool(torch.tensor(1e-40).mul_(1.0) == 0)
+    return bool(torch.tensor(1e-40, dtype=torch.float32, device="cpu").mul_(1.0) == 0)
 
 
 class _Marker:

@@ -17,14 +17,16 @@ Invariants:
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from holdfast.tables import Table
+from holdfast.model.tables import Table
 
-_Look = list[tuple[torch.Tensor, int, int]]  # a tensor, its address, its version
+Counters = list[tuple[int, int]]
+"""Of each tensor its address, and how many writes torch has counted."""
 
 
 class VersionCounters:
@@ -34,7 +36,10 @@ class VersionCounters:
         self._table = table
         self._state: list[Any] = []  # what the optimizer kept for this parameter at that look
         self._tensors: list[torch.Tensor] = []
-        self._seen: _Look | None = []
+        self._seen_tensors: list[torch.Tensor] = []
+        self._seen: Counters | None = []
+        self._sparse: list[torch.Tensor] = []  # moments that SGD keeps as sparse tensors
+        self._seen_sparse: list[tuple[torch.Tensor, int]] = []
         self._storages: list[tuple[torch.Tensor, StorageWeakRef | None]] = []
         self.look()
         self.look_at_storages()
@@ -47,22 +52,43 @@ class VersionCounters:
     def look(self) -> None:
         """Take the table as it is now as seen."""
         self._find_tensors()
+        self._seen_tensors = self._tensors
         self._seen = self._counters()
+        self._seen_sparse = [(tensor, tensor._version) for tensor in self._sparse]
+
+    @property
+    def has_sparse_state(self) -> bool:
+        """Whether the optimizer keeps sparse tensors for this table, which have no address."""
+        return bool(self._sparse)
+
+    @property
+    def seen_tensors(self) -> list[torch.Tensor]:
+        """The tensors of the last look, the weight first."""
+        return self._seen_tensors
+
+    def take_over(self, seen: Counters) -> None:
+        """Take these counters of the same tensors as seen: somebody else has looked since."""
+        self._seen = seen
 
     def has_changed(self) -> bool:
         """Whether something wrote since the last look."""
         self._find_tensors()
-        seen, now = self._seen, self._counters()
-        if seen is None or now is None:
-            return seen is not now
-        return len(seen) != len(now) or not all(map(_is_unchanged, seen, now))
+        before, now = self._seen_tensors, self._tensors
+        is_other = before is not now and not _are_same(before, now)
+        return is_other or self._seen != self._counters() or self._has_changed_sparse()
+
+    def _has_changed_sparse(self) -> bool:
+        seen, now = self._seen_sparse, self._sparse
+        return len(seen) != len(now) or any(
+            tensor is not before or tensor._version != version
+            for tensor, (before, version) in zip(now, seen, strict=True)
+        )
 
     def weight_writes(self) -> int:
         """How many writes to the weight torch has counted since the last look."""
-        if self._seen is None or not self._seen:
+        if not self._seen:
             return 0
-        tensor, _, version = self._seen[0]
-        return int(tensor._version) - version
+        return int(self._seen_tensors[0]._version) - self._seen[0][1]
 
     def look_at_storages(self) -> bool:
         """Whether a tensor's memory is another than at the last call, also if it moved back to the
@@ -87,23 +113,31 @@ class VersionCounters:
             if not self._tensors:
                 self._tensors = [table.weight(), *table.state_tensors().values()]
             return
-        optimizer = table.optimizer
-        state = [] if optimizer is None else list(optimizer.state.get(table.parameter, {}).values())
-        is_same = self._tensors and self._tensors[0] is table.parameter
+        optimizer, parameter = table.optimizer, table.parameter
+        kept = {} if optimizer is None else optimizer.state.get(parameter, {})
+        state = list(kept.values())
+        is_same = self._tensors and self._tensors[0] is parameter
         if is_same and _are_same(state, self._state):
             return
         self._state = state
-        self._tensors = [table.parameter, *table.state_tensors().values()]
+        tensors = (value for value in state if isinstance(value, torch.Tensor))
+        self._sparse = [tensor for tensor in tensors if tensor.layout == torch.sparse_coo]
+        self._tensors = [parameter, *table.state_tensors().values()]
 
-    def _counters(self) -> _Look | None:
+    def _counters(self) -> Counters | None:
         try:
-            return [(tensor, tensor.data_ptr(), tensor._version) for tensor in self._tensors]
+            return count_writes(self._tensors)
         except RuntimeError:  # inference tensors have no counter
             return None
 
 
-def _is_unchanged(seen: tuple[torch.Tensor, int, int], now: tuple[torch.Tensor, int, int]) -> bool:
-    return seen[0] is now[0] and seen[1:] == now[1:]
+def count_writes(tensors: Sequence[torch.Tensor]) -> Counters:
+    """The counters as they are now.
+
+    Raises:
+        RuntimeError: of an inference tensor, which has none.
+    """
+    return [(tensor.data_ptr(), tensor._version) for tensor in tensors]
 
 
 def _are_same(first: list[Any], second: list[Any]) -> bool:

@@ -11,21 +11,18 @@ Invariants:
 - An optimizer whose state is not saved with the table may have moments that nobody sees: of it only
   the gradient is believed.
 
-# words_W: a bitmap of the table's rows, W words (kernels/bitmap.py)
+# words_W: a bitmap of the table's rows, W words (kernels/rows/bitmap.py)
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from holdfast import devices
-from holdfast.checkpoint.tracking import rules
-from holdfast.checkpoint.tracking.evidence import MOST, SAVES_OBSERVED, Observations
 from holdfast.checkpoint.tracking.hashes import RowHashes
 from holdfast.checkpoint.tracking.marks import (
     ArrivingIds,
@@ -35,13 +32,17 @@ from holdfast.checkpoint.tracking.marks import (
     all_rows,
     arriving_ids,
     arriving_nonzero,
+    host_ids,
     nonzero_rows,
 )
 from holdfast.checkpoint.tracking.method import COMPARE, WHOLE, Happened, choose_method
-from holdfast.checkpoint.tracking.moments import Moments
-from holdfast.checkpoint.tracking.versions import VersionCounters
-from holdfast.kernels import bitmap
-from holdfast.tables import Table
+from holdfast.checkpoint.tracking.optimizers import rules
+from holdfast.checkpoint.tracking.optimizers.evidence import MOST, SAVES_OBSERVED, Observations
+from holdfast.checkpoint.tracking.optimizers.moments import Moments
+from holdfast.checkpoint.tracking.versions import Counters, VersionCounters
+from holdfast.kernels.rows import bitmap
+from holdfast.model import devices
+from holdfast.model.tables import Table
 
 UNSAVED = "unsaved"  # the method of a notice: rows are found, their optimizer is not known
 
@@ -66,6 +67,14 @@ class Notice:
     todo: str
     is_escape: bool = False
     """Rows had changed unseen; they are in the next save."""
+
+
+class Steady(Protocol):
+    """Steps of an optimizer that are looked at without its tables' watches
+    (checkpoint/tracking/optimizers/steady.py)."""
+
+    def end(self) -> None:
+        """Bring the watches up to date, and leave the next steps to them."""
 
 
 class TableWatch:
@@ -104,6 +113,8 @@ class TableWatch:
         self._is_always_whole = False  # hashes would guard nothing
         self._candidates_K = np.empty(0, np.int64)
         self._told: set[tuple[str, str]] = set()
+        self.steady: Steady | None = None
+        """What looks at this table's steps in the place of this watch, if something does."""
         self.notices: list[Notice] = []
         self.is_overlapped = False
         """Whether another table has some of its memory."""
@@ -115,6 +126,7 @@ class TableWatch:
 
     def before_step(self) -> None:
         """An optimizer is about to move the table."""
+        self._look_alone()
         if self._stepping == 0:
             self._step_writes = 0
         self._stepping += 1
@@ -131,16 +143,18 @@ class TableWatch:
         """Something wrote that torch does not count for this table."""
         self._was_written = True
 
-    def after_closure(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:
+    def after_closure(self, mover: rules.Mover) -> None:
         """Training code has run inside a step."""
+        self._look_alone()
         # An optimizer that nobody knows may have written before; its rows are compared anyway.
-        if self._find_rule(optimizer, group).moves != rules.UNKNOWN:
+        if self._find_rule(mover).moves != rules.UNKNOWN:
             self._note_writes()
 
-    def after_step(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:
+    def after_step(self, mover: rules.Mover) -> None:
         """An optimizer has moved the table: mark the rows of its gradient."""
+        self._look_alone()
         self._stepping = max(0, self._stepping - 1)
-        rule = self._rule = self._find_rule(optimizer, group)
+        rule = self._rule = self._find_rule(mover)
         gradient = self.table.parameter.grad
         if gradient is not None:
             self._mark_gradient(gradient)
@@ -154,8 +168,9 @@ class TableWatch:
         if rule.moves == rules.UNKNOWN:
             # One that writes more often than it did while it was observed does something else.
             writes_so_far = min(self._step_writes, _WRITES_MAX)
-            key = (rules.settings_key(optimizer, group), self._stepping, writes_so_far)
-            self._unknown[key] = optimizer is self.table.optimizer
+            settings = rules.settings_key(mover.optimizer, mover.group)
+            key = (settings, self._stepping, writes_so_far)
+            self._unknown[key] = self._is_saved(mover.optimizer)
             self._has_trained = True
         elif gradient is not None:
             self._moved.add(rule.moves)
@@ -165,13 +180,58 @@ class TableWatch:
                 self._was_written = True  # another thread, while the optimizer stepped
         self._versions.look()
 
+    def is_steady(self, mover: rules.Mover) -> bool:
+        """Whether a step like the last one needs no look at this table by its own watch."""
+        is_known = self._rule is not None and self._rule.moves in (rules.GRADIENT, rules.TRAINED)
+        gradient = self.table.parameter.grad
+        return (
+            is_known
+            and self._is_saved(mover.optimizer)
+            and self._stepping == 0
+            and self._versions.is_counted
+            and not self._versions.has_sparse_state
+            and gradient is not None
+            and gradient.layout == torch.sparse_coo
+            and devices.is_on_host(gradient)
+        )
+
+    @property
+    def step_writes_max(self) -> int:
+        """How often a step like the last one may write to the weight."""
+        return 0 if self._rule is None else self._rule.writes
+
+    @property
+    def counted_tensors(self) -> list[torch.Tensor]:
+        """What steps write to: the weight, then its row state."""
+        return self._versions.seen_tensors
+
+    @property
+    def fresh_W(self) -> Words:
+        """The set in which steps mark rows, until the next save."""
+        return self._fresh_W
+
+    def end_steady(self, seen: Counters) -> None:
+        """The steps that went by without this watch have left these counters."""
+        self.steady = None
+        self._versions.take_over(seen)
+
+    def _look_alone(self) -> None:
+        if self.steady is not None:
+            self.steady.end()
+
     def note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer moves the table; it may be one that the Checkpointer was not given."""
-        if optimizer is not self.table.optimizer:
+        if not self._is_saved(optimizer):
             kind = type(optimizer).__name__
             reason = f"{kind} trains it and was not given to the Checkpointer, so is not saved"
             todo = "pass every optimizer to the Checkpointer: optimizer=[first, second]"
             self._tell(UNSAVED, reason, todo)
+
+    def _is_saved(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether its state is saved with the table: it is the table's own optimizer, or the one
+        inside of it (a wrapper that has the same state, as accelerate's)."""
+        own = self.table.optimizer
+        return optimizer is own or (own is not None and optimizer.state is own.state)
 
     def note_failure(self, error: Exception) -> None:
         """Looking at the table failed: nothing is known of it, and training goes on."""
@@ -201,25 +261,24 @@ class TableWatch:
         if gradient is None:
             return np.empty(0, np.int64)
         if gradient.layout == torch.sparse_coo:
-            ids = gradient._indices()[0]
             if not devices.is_on_host(gradient):
-                return arriving_ids(ids)
-            ids_N: Ids = ids.contiguous().numpy()
-            return ids_N
+                return arriving_ids(gradient._indices()[0])
+            return host_ids(gradient)
         if not devices.is_on_host(gradient):
             return arriving_nonzero(gradient.to_dense())
         words_W = bitmap.new(self.table.rows)
         nonzero_rows(gradient.to_dense(), words_W)
         return bitmap.ids(words_W, 0, self.table.rows)
 
-    def _find_rule(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> rules.Rule:
-        is_saved = optimizer is self.table.optimizer
+    def _find_rule(self, mover: rules.Mover) -> rules.Rule:
+        is_saved = self._is_saved(mover.optimizer)
         parameter = self.table.parameter
-        is_sparse = parameter.grad is not None and parameter.grad.layout == torch.sparse_coo
-        key = (is_saved, is_sparse, parameter.dtype, rules.rule_key(optimizer, group))
+        gradient = parameter.grad
+        is_sparse = gradient is not None and gradient.layout == torch.sparse_coo
+        key = (is_saved, is_sparse, parameter.dtype, mover.key)
         if key not in self._rules:
             dtype = str(parameter.dtype).removeprefix("torch.")
-            rule = rules.rule_of(optimizer, group, dtype=dtype, is_sparse=is_sparse)
+            rule = rules.rule_of(mover.optimizer, mover.group, dtype=dtype, is_sparse=is_sparse)
             if rule.moves == rules.TRAINED and not is_saved:
                 reason = f"{rule.reason}, and its moments are not saved"
                 rule = rules.Rule(rules.UNKNOWN, reason)
@@ -228,7 +287,10 @@ class TableWatch:
 
     def _mark_gradient(self, gradient: torch.Tensor) -> None:
         if gradient.layout == torch.sparse_coo:
-            self.mark_tensor(gradient._indices()[0])
+            if devices.is_on_host(gradient):
+                self.mark(host_ids(gradient))
+            else:
+                self.mark_tensor(gradient._indices()[0])
         elif gradient.layout != torch.strided:
             self.mark_all()
         elif not devices.is_on_host(gradient):
@@ -257,6 +319,7 @@ class TableWatch:
 
         ``seen_W``: rows that the next save takes anyway.
         """
+        self._look_alone()
         fresh_W = self._take_fresh()
         self._look_at_writes()
         gradient_W = fresh_W.copy()
@@ -402,7 +465,7 @@ class TableWatch:
         for group in groups:
             if any(parameter is self.table.parameter for parameter in group["params"]):
                 assert optimizer is not None
-                return self._find_rule(optimizer, group).moves
+                return self._find_rule(rules.Mover(optimizer, group)).moves
         return None
 
     def _likely(self) -> Words | None:
@@ -472,6 +535,7 @@ class TableWatch:
 
     def reset(self) -> None:
         """The table was just loaded: nothing in it is new."""
+        self._look_alone()
         self._take_fresh()
         self._begin_interval()
         self._moments.reset(has_moments=self._own_moves() in (rules.TRAINED, rules.UNKNOWN))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -191,7 +192,9 @@ def test_a_save_that_failed_before_is_made_up_for(tmp_path: Path) -> None:
     with run.ck as ck:
         run.train(2)
         run.storage.fail_next()
-        ck.save().wait()
+        save = ck.save()
+        while not save.done():
+            time.sleep(0.01)
         run.train(1, in_step={3: ck.preempt})
         assert [(answer.step, answer.is_saved) for answer in run.answers] == [(3, True)]
     check_exact(tmp_path, run, 3)
@@ -224,7 +227,7 @@ def test_a_storage_that_hangs_keeps_the_process_no_longer_than_the_deadline(
     run = Run(tmp_path, preempt_deadline_s=0.05, save_last=False)
     with run.ck as ck:
         run.train(1)
-        ck.save().durable()
+        ck.save().result()
         run.storage.hold()
         run.train(1, in_step={2: term})
         assert ran == [TERM] and ck.is_preempted

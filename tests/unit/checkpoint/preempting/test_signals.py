@@ -294,6 +294,29 @@ def test_a_forked_child_ends_by_a_signal_and_does_not_tell_its_parent() -> None:
         signal.signal(TERM, before)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_signal_to_a_child_that_is_just_forked_is_its_own() -> None:
+    before, saver = signal.signal(TERM, signal.SIG_DFL), Saver()
+    ended: list[int] = []
+    before_child = signal.signal(signal.SIGCHLD, lambda signum, frame: ended.append(signum))
+    signals.listen(saver, (TERM,))
+    try:
+        context = multiprocessing.get_context("fork")
+        for _ in range(20):
+            child = context.Process(target=threading.Event().wait, args=(60,))
+            child.start()
+            child.terminate()
+            child.join(30)
+            assert child.exitcode == -TERM
+        assert not saver.flags and not saver.awakened.is_set()
+        assert ended  # the interpreter sent word of these, which concern nobody here
+        assert TERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    finally:
+        signals.unlisten(saver)
+        signal.signal(TERM, before)
+        signal.signal(signal.SIGCHLD, before_child)
+
+
 def test_the_wakeup_fd_of_somebody_else_stays(ran: list[int]) -> None:
     ear, mouth = os.pipe()
     os.set_blocking(mouth, False)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from holdfast.checkpoint.mailbox import Mailbox
 from holdfast.checkpoint.preempting.stop_step import Agreed, Said, StopStep, plan_stop
+from holdfast.checkpoint.ranks.mailbox import Mailbox
 from holdfast.errors import UnavailableError
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from holdfast.checkpoint.tracking.hashes import RowHashes, hash_tensors
-from holdfast.tables import Table, find_tables
+from holdfast.model.tables import Table, find_tables
 
 ROWS = 1000
 
@@ -131,3 +131,10 @@ def test_half_of_a_device_hash_tells_rows_apart_whose_signs_were_flipped(width: 
     flipped[:, :2] *= -1
     halves = [hash_tensors([each]).numpy().astype(np.uint32) for each in (rows, flipped)]
     assert (halves[0] != halves[1]).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_hashes_do_not_depend_on_where_in_a_buffer_rows_lie(dtype: torch.dtype) -> None:
+    buffer = torch.randn(101).to(dtype)
+    rows = buffer[1:].view(25, 4)
+    assert torch.equal(hash_tensors([rows]), hash_tensors([rows.clone()]))

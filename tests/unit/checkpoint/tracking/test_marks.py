@@ -17,8 +17,8 @@ from holdfast.checkpoint.tracking.marks import (
     nonzero_rows,
 )
 from holdfast.checkpoint.tracking.watch import TableWatch
-from holdfast.kernels import bitmap
-from holdfast.tables import find_tables
+from holdfast.kernels.rows import bitmap
+from holdfast.model.tables import find_tables
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a GPU"))]  # fmt: skip
@@ -53,6 +53,19 @@ def test_rows_that_are_not_zero_are_found_in_any_type(dtype: torch.dtype, width:
     assert bitmap.ids(words_W, 0, 192).tolist() == sorted({*chosen, 7})
     nonzero_rows(values.t().contiguous().t(), words_W)  # rows that are not contiguous
     assert bitmap.ids(words_W, 0, 192).tolist() == sorted({*chosen, 7})
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("start", [0, 1, 2, 3])
+def test_rows_that_are_not_zero_are_found_anywhere_in_a_buffer(
+    dtype: torch.dtype, start: int
+) -> None:
+    buffer = torch.zeros(50 * 4 + 3, dtype=dtype)
+    values = buffer[start : start + 200].view(50, 4)
+    values[[3, 41], 2] = 1
+    words_W = bitmap.new(50)
+    nonzero_rows(values, words_W)
+    assert bitmap.ids(words_W, 0, 50).tolist() == [3, 41]
 
 
 @pytest.mark.parametrize("rows", [1, 64, 65, 200])

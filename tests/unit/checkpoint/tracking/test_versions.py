@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from holdfast.checkpoint.tracking.versions import VersionCounters
-from holdfast.tables import find_tables
+from holdfast.model.tables import find_tables
 
 
 @torch.no_grad()
@@ -80,6 +80,23 @@ def test_a_write_is_seen_once(
     assert versions.has_changed()
     versions.look()
     assert not versions.has_changed()
+
+
+def test_another_sparse_tensor_of_moments_is_seen() -> None:
+    model = nn.Embedding(20, 4, sparse=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    (table,) = find_tables(model, [optimizer])
+    model(torch.tensor([1])).sum().backward()
+    optimizer.step()
+    versions = VersionCounters(table)
+    assert versions.has_sparse_state
+    state = optimizer.state[model.weight]
+    state["momentum_buffer"] = state["momentum_buffer"].clone()
+    assert versions.has_changed()
+    versions.look()
+    assert not versions.has_changed()
+    state["momentum_buffer"].mul_(2)
+    assert versions.has_changed()
 
 
 def test_inference_tensors_are_not_counted() -> None:

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from holdfast.checkpoint.tracking import FULL_TURN_SAVES, Notice, Tracker
-from holdfast.checkpoint.tracking.evidence import SAVES_OBSERVED
 from holdfast.checkpoint.tracking.method import choose_method
-from holdfast.kernels import bitmap
-from holdfast.tables import find_tables
+from holdfast.checkpoint.tracking.optimizers.evidence import SAVES_OBSERVED
+from holdfast.kernels.rows import bitmap
+from holdfast.model.tables import find_tables
 
 ROWS = 2000
 

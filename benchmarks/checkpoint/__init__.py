@@ -1,0 +1,1 @@
+"""Checkpoints of one process: kernels, the stall, tracking, bytes, peers, accuracy."""

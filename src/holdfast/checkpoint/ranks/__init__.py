@@ -1,0 +1,1 @@
+"""Several ranks (torch.distributed) write one checkpoint: agree, store apart, commit as one."""

@@ -1,0 +1,210 @@
+"""What ranks agree on before they copy: which step, which tables, base or delta, which codecs.
+
+    every rank: facts (numbers) -> all ranks;  rank 0: SavePlan -> all ranks
+    where tables changed: every rank: description (which rows of which tables) -> all ranks
+
+The tables of all ranks are merged by a pure function of all descriptions, on every rank alike. The
+plan is rank 0's, which alone has the run's history: a pure function of that and of the facts.
+This is the only thing ranks wait for each other for while training stands still; it is a few small
+messages (docs/ranks.md has the measured time), and nobody waits for anybody's storage.
+
+Invariants:
+- All ranks copy the same step, for the same kind of checkpoint, or none does.
+- Pieces of all ranks make up their tables: no row is held by nobody, none is written twice.
+
+Not here: messages (ranks.py), the commit (rank_commit.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.checkpoint.format.checksum import checksum
+from holdfast.checkpoint.planning.save_plan import RunRules, SavePlan
+from holdfast.checkpoint.ranks.ranks import Ranks
+from holdfast.errors import InvalidRequestError, UnavailableError
+from holdfast.model.schema import Column, Cut, TableSchema, cuts_of
+from holdfast.model.tables import Table
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedBytes:
+    """What changed rows take as the model holds them: those that committed deltas hold since the
+    base, and those that a delta would take now."""
+
+    since_base: int
+    pending: int
+
+
+def describe(tables: Sequence[Table]) -> bytes:
+    """What a rank holds, as a message: its stored tables, and which of their rows."""
+    found = []
+    for table in tables:
+        schema, ids = table.schema(), table.piece.ids
+        found.append(
+            {
+                "name": schema.name,
+                "rows": schema.rows,
+                "columns": [[c.name, c.width, c.dtype] for c in schema.columns],
+                "cut": None if schema.cut is None else dataclasses.astuple(schema.cut),
+                "held": len(ids),
+                "range": [ids.start, ids.stop] if isinstance(ids, range) else None,
+                "is_replicated": table.piece.is_replicated,
+            }
+        )
+    return json.dumps(found).encode()
+
+
+def merge(descriptions: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[TableSchema, ...]:
+    """The stored tables of all ranks, by name. Row state that exists only on some ranks counts:
+    to the others, whose rows were never trained, it is zeros.
+
+    Raises:
+        InvalidRequestError: the pieces do not make up a table.
+    """
+    holders: dict[str, list[Mapping[str, Any]]] = {}
+    for description in descriptions:
+        for held in description:
+            holders.setdefault(held["name"], []).append(held)
+    schemas = []
+    for name, pieces in sorted(holders.items()):
+        _check_rows(name, pieces, ranks=len(descriptions))
+        columns: dict[str, tuple[int, str]] = {}
+        for held in pieces:
+            for column, width, dtype in held["columns"]:
+                if columns.setdefault(column, (width, dtype)) != (width, dtype):
+                    raise InvalidRequestError(
+                        "ranks hold a column in different widths or types",
+                        table=name,
+                        column=column,
+                        found=sorted({columns[column], (width, dtype)}),
+                        todo="build the same model and optimizer on every rank",
+                    )
+        weight, *state = columns.items()
+        cut = pieces[0]["cut"]
+        schemas.append(
+            TableSchema(
+                name,
+                pieces[0]["rows"],
+                tuple(Column(key, *kind) for key, kind in (weight, *sorted(state))),
+                None if cut is None else Cut(*cut),
+            )
+        )
+    cuts_of(schemas)  # refuses cuts that make up no table
+    return tuple(schemas)
+
+
+def _check_rows(name: str, pieces: Sequence[Mapping[str, Any]], *, ranks: int) -> None:
+    """Refuse pieces that leave rows out, or hold some twice."""
+    shapes = {(p["rows"], tuple(p["cut"] or ()), p["is_replicated"]) for p in pieces}
+    if len(shapes) > 1:
+        raise InvalidRequestError(
+            "ranks hold pieces of different tables under one name",
+            table=name,
+            found=sorted(map(repr, shapes)),
+        )
+    rows = pieces[0]["rows"]
+    if pieces[0]["is_replicated"]:
+        is_whole = len(pieces) == ranks and all(p["held"] == rows for p in pieces)
+    else:
+        is_whole = sum(p["held"] for p in pieces) == rows
+        spans = sorted(p["range"] for p in pieces if p["range"] is not None and p["held"])
+        is_whole &= all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
+    if not is_whole:
+        raise InvalidRequestError(
+            "the pieces of all ranks do not make up a table",
+            table=name,
+            rows=rows,
+            held=[p["held"] for p in pieces],
+            todo="give every row to one rank, or declare the table replicated on all",
+        )
+
+
+def _number(data: bytes) -> int:
+    """A checksum that fits a signed number."""
+    return checksum(data) >> 1
+
+
+class Agreement:
+    """What a rank remembers of earlier agreements, so that tables are described only when they
+    change."""
+
+    def __init__(self, ranks: Ranks, rules: str) -> None:
+        """``rules``: what must be the same on every rank."""
+        self.ranks = ranks
+        self._rules = _number(rules.encode())
+        self._known: list[int] = []
+        self.schemas: tuple[TableSchema, ...] = ()
+
+    def gather(
+        self,
+        step: int,
+        tables: Sequence[Table],
+        *,
+        changed: ChangedBytes,
+        error: Exception | None,
+    ) -> ChangedBytes:
+        """Tell the others where this rank is; the bytes that changed on all ranks.
+
+        Raises:
+            HoldfastError: this rank's own ``error``, or that others cannot take part.
+        """
+        own = describe(tables)
+        facts = self.ranks.gather_numbers(
+            [
+                int(error is None),
+                step,
+                self._rules,
+                _number(own),
+                changed.since_base,
+                changed.pending,
+            ]
+        )
+        if error is not None:
+            raise error
+        failed = [rank for rank, (is_ok, *_) in enumerate(facts) if not is_ok]
+        if failed:
+            raise UnavailableError("ranks cannot take part in this checkpoint", ranks=failed)
+        steps = [step for _, step, *_ in facts]
+        if len(set(steps)) > 1:
+            raise InvalidRequestError(
+                "ranks save different steps",
+                steps=steps,
+                todo="call ck.step() on every rank after each training step",
+            )
+        if len({rules for _, _, rules, *_ in facts}) > 1:
+            raise InvalidRequestError(
+                "ranks follow different strategies",
+                todo="give every rank the same strategy=, extract=, priority= and tracking=",
+            )
+        sums = [sum_ for *_, sum_, _, _ in facts]
+        if sums != self._known:
+            descriptions = [json.loads(data) for data in self.ranks.gather_bytes(own)]
+            self.schemas = merge(descriptions)
+            self._known = sums
+        return ChangedBytes(
+            sum(since_base for *_, since_base, _ in facts), sum(pending for *_, pending in facts)
+        )
+
+    def share_plan(
+        self, plan: SavePlan | None, rules: RunRules, error: BaseException | None = None
+    ) -> SavePlan:
+        """Rank 0's plan, on every rank (the others pass None).
+
+        Raises:
+            UnavailableError: it could not make one.
+        """
+        if not self.ranks.is_coordinator:
+            data = self.ranks.broadcast(None)
+            return SavePlan.from_bytes(data, schemas=self.schemas, rules=rules)
+        if error is not None or plan is None:
+            self.ranks.broadcast(json.dumps({"error": str(error) or repr(error)}).encode())
+            assert error is not None
+            raise error
+        self.ranks.broadcast(plan.to_bytes())
+        return plan

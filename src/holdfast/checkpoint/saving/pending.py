@@ -1,0 +1,106 @@
+"""What ``Checkpointer.save`` returns: wait, done, result, cancel, stats."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from holdfast.errors import SaveCancelledError
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.saving.running import RunningSave
+
+
+@dataclass(frozen=True, slots=True)
+class SaveStats:
+    """What a save cost; a field is zero until its phase is over."""
+
+    step: int
+    kind: str
+    is_floor: bool = False
+    rows: int = 0
+    staged_bytes: int = 0
+    bytes: int = 0
+    full_bytes: int = 0
+    stall_s: float = 0.0
+    encode_s: float = 0.0
+    store_s: float = 0.0
+    durable_s: float = 0.0
+
+
+class PendingSave:
+    """A checkpoint that was taken, and is being stored in the background."""
+
+    def __init__(self, save: RunningSave) -> None:
+        """Made by ``Checkpointer.save``."""
+        self._save = save
+
+    def __repr__(self) -> str:
+        return f"<PendingSave of step {self.step}, {'over' if self.done() else 'running'}>"
+
+    @property
+    def step(self) -> int:
+        """The step this save is of."""
+        return self._save.step
+
+    @property
+    def stats(self) -> SaveStats:
+        """What it has cost so far."""
+        return self._save.stats
+
+    def done(self) -> bool:
+        """Whether the save is over: committed, cancelled or failed."""
+        return self._save.join(0)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the checkpoint is durable.
+
+        Raises:
+            TimeoutError: not within ``timeout`` seconds; the save goes on.
+            SaveCancelledError: a newer save took its place.
+            HoldfastError: what made the save fail.
+        """
+        if not self._save.join(timeout):
+            raise TimeoutError(f"checkpoint of step {self.step} is not durable yet")
+        if self._save.error is not None:
+            self._save.is_reported = True
+            raise self._save.error
+
+    def result(self, timeout: float | None = None) -> SaveStats:
+        """Wait until the checkpoint is durable; what it cost. Raises as ``wait`` does."""
+        self.wait(timeout)
+        return self.stats
+
+    def cancel(self) -> bool:
+        """Give up unless the commit has begun; returns when that is settled: whether it was."""
+        self._save.cancellation.ask()
+        self._save.join()
+        return isinstance(self._save.error, SaveCancelledError)
+
+    # Names of 0.4.
+
+    def staged(self) -> None:
+        """Deprecated: ``save()`` returns when the snapshot is in memory."""
+        _deprecated("staged()", "nothing: save() returns when the snapshot is in memory")
+
+    def durable(self, timeout: float | None = None) -> SaveStats:
+        """Deprecated: ``result``."""
+        _deprecated("durable()", "result()")
+        return self.result(timeout)
+
+    @property
+    def is_done(self) -> bool:
+        """Deprecated: ``done()``."""
+        _deprecated("is_done", "done()")
+        return self.done()
+
+    @property
+    def has_failed(self) -> bool:
+        """Deprecated: ``wait`` raises what failed."""
+        _deprecated("has_failed", "wait(), which raises what failed")
+        return self.done() and self._save.error is not None
+
+
+def _deprecated(old: str, new: str) -> None:
+    warnings.warn(f"{old} of a save is deprecated; use {new}", DeprecationWarning, stacklevel=3)

@@ -1,0 +1,1 @@
+"""Sets of row ids, and rows gathered, hashed and compared."""

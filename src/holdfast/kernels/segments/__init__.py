@@ -1,0 +1,1 @@
+"""Many small segments in one call: their headers, their dead rows, their rows into tables."""

@@ -1,0 +1,1 @@
+"""Which of the batches that were handed out are trained."""

@@ -1,0 +1,1 @@
+"""Click data: Criteo and Parquet files, and a synthetic stream."""

@@ -1,0 +1,1 @@
+"""Click models: DLRM, DeepFM and PNN, in the sizes of the papers."""

@@ -1,0 +1,1 @@
+"""A training on a cluster, told from its events: throughput, failures, load, comparisons."""

@@ -1,0 +1,1 @@
+"""Objects on S3 and on stores that speak its language."""
