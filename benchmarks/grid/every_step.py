@@ -156,7 +156,7 @@ def count_dead(grid: Catalog, naive: Catalog, restored: Sequence[Restored]) -> l
 
     R is chosen for every table and increment from its bytes, which the naive store still has as
     they were written (without filters). For each increment of which anything is read, R of the rows
-    of the largest increment of its table may be dead. Rows of a floor are not counted, as those of
+    of the largest increment of its table may be dead. Rows of a rollup are not counted, as those of
     a base are not (``count_overwritten``).
     """
     born: dict[tuple[str, int], tuple[int, int]] = {}
@@ -164,7 +164,7 @@ def count_dead(grid: Catalog, naive: Catalog, restored: Sequence[Restored]) -> l
         rows, size = born.get((s.table, s.born), (0, 0))
         own = s.extent.bytes + 4 * bloom.words_for(s.rows)
         born[s.table, s.born] = rows + s.rows, size + own
-    below = {naive.floor_of(entry) for entry in naive.checkpoints}
+    below = {naive.rollup_of(entry) for entry in naive.checkpoints}
     threshold: dict[str, float] = {}
     largest: dict[str, int] = {}
     for (table, step), (rows, size) in born.items():
@@ -173,8 +173,8 @@ def count_dead(grid: Catalog, naive: Catalog, restored: Sequence[Restored]) -> l
             largest[table] = max(largest.get(table, 0), rows)
     found = []
     for one in restored:
-        floor = grid.floor_of(grid.checkpoint(one.step))
-        chunks = {(s.table, s.born) for s in grid.alive(one.step) if s.born > floor}
+        rollup = grid.rollup_of(grid.checkpoint(one.step))
+        chunks = {(s.table, s.born) for s in grid.alive(one.step) if s.born > rollup}
         if not chunks:
             continue
         allowed = sum(threshold[table] * largest[table] for table, _ in chunks)
@@ -186,11 +186,11 @@ def count_dead(grid: Catalog, naive: Catalog, restored: Sequence[Restored]) -> l
 
 
 def count_overwritten(run: Run, step: int) -> tuple[int, int]:
-    """Of the floor's rows that a restore of a step reads: how many a later chunk replaces, and all
+    """Of the rollup's rows that a restore of a step reads: how many a later chunk replaces, and all
     of them."""
-    floor = run.catalog.floor_of(run.catalog.checkpoint(step))
+    rollup = run.catalog.rollup_of(run.catalog.checkpoint(step))
     base = run.catalog.checkpoint(step).base
-    counts = {s: dead for s, dead in run.dead_rows(step).items() if base < s.born <= floor}
+    counts = {s: dead for s, dead in run.dead_rows(step).items() if base < s.born <= rollup}
     return sum(counts.values()), sum(s.rows for s in counts)
 
 
@@ -242,8 +242,8 @@ def describe(size: Size, found: Found) -> Section:
             "by all strategies at once; all store fp32 and keep every checkpoint. Differential "
             "checkpoints hold what changed since the base and take new bases by Check-N-Run's rule "
             f"({bases} in this run); naive increments and the grid hold what changed since the "
-            "last checkpoint over one base, and gather it into floors by the same rule "
-            f"({_shown_floors(found)}). IncrCP's rule T_base < T_incre would have taken a "
+            "last checkpoint over one base, and gather it into rollups by the same rule "
+            f"({_shown_rollups(found)}). IncrCP's rule T_base < T_incre would have taken a "
             f"new base {by_bytes} judging by bytes, and {by_seconds} judging by the restores "
             "measured here. Full checkpoints are all alike, so a few were taken and their bytes "
             f"multiplied. Then every checkpoint was restored from every store into tables that "
@@ -260,10 +260,10 @@ def describe(size: Size, found: Found) -> Section:
     )
 
 
-def _shown_floors(found: Found) -> str:
+def _shown_rollups(found: Found) -> str:
     return " and ".join(
-        f"{len(floors)} of {sum(stats.bytes for stats in floors) / 1e6:,.0f} MB in all"
-        for floors in (found.watched.tallies[name].floors for name in (NAIVE, GRID))
+        f"{len(rollups)} of {sum(stats.bytes for stats in rollups) / 1e6:,.0f} MB in all"
+        for rollups in (found.watched.tallies[name].rollups for name in (NAIVE, GRID))
     )
 
 
@@ -343,11 +343,11 @@ def _ratios(found: Found) -> Iterable[Ratio]:
         sense=AT_MOST,
         note="medians; both save the same rows",
     )
-    if tallies[GRID].floors and tallies[NAIVE].floors:
+    if tallies[GRID].rollups and tallies[NAIVE].rollups:
         yield Ratio(
-            name="stall of a floor",
-            ours=1e3 * statistics.median(stats.stall_s for stats in tallies[GRID].floors),
-            peer=1e3 * statistics.median(stats.stall_s for stats in tallies[NAIVE].floors),
+            name="stall of a rollup",
+            ours=1e3 * statistics.median(stats.stall_s for stats in tallies[GRID].rollups),
+            peer=1e3 * statistics.median(stats.stall_s for stats in tallies[NAIVE].rollups),
             against=NAIVE,
             unit="ms",
             note="medians",
@@ -372,18 +372,18 @@ def _ratios(found: Found) -> Iterable[Ratio]:
         unit="rows",
         target=1.0,
         sense=AT_MOST,
-        note=f"of the rows read beyond base and floor {mean(d.share for d in found.dead):.2%} are "
+        note=f"of the rows read beyond base and rollup {mean(d.share for d in found.dead):.2%} are "
         f"dead on average, {max(d.share for d in found.dead):.2%} at most; R allows "
         f"{mean(d.allowed_share for d in found.dead):.2%} on average",
     )
     if sum(rows for _, rows in found.overwritten):
         yield Ratio(
-            name="rows of a floor that chunks above it replace",
+            name="rows of a rollup that chunks above it replace",
             ours=mean(dead for dead, _ in found.overwritten),
             peer=mean(rows for _, rows in found.overwritten),
-            against="all rows of the floor read",
+            against="all rows of the rollup read",
             unit="rows",
-            note=f"means of {len(found.overwritten)} steps; a floor is read whole, as a base is",
+            note=f"means of {len(found.overwritten)} steps; a rollup is read whole, as a base is",
         )
     bare = (
         ("whole restore", "whole_s", "bare_whole_s", "bytes"),
@@ -422,7 +422,7 @@ def _strategies(size: Size, found: Found) -> Sheet:
         rows.append((
             name,
             str(sum(stats.kind == BASE for stats in tally.saves)),
-            str(len(tally.floors)),
+            str(len(tally.rollups)),
             f"{tally.kept[-1] / 1e6:,.0f}",
             f"{mean(stats.bytes for stats in tally.deltas) / 1e6:.1f}",
             f"{1e3 * statistics.median(stats.stall_s for stats in tally.increments):.1f}",
@@ -435,11 +435,11 @@ def _strategies(size: Size, found: Found) -> Sheet:
         ))  # fmt: skip
     return Sheet(
         "All four strategies",
-        ("strategy", "bases", "floors", "MB stored", "MB a delta", "stall ms", "durable ms",
+        ("strategy", "bases", "rollups", "MB stored", "MB a delta", "stall ms", "durable ms",
          "restore ms", "changed rows ms", "MB of them read", "segments", "files"),
         tuple(rows),
         note="Stored: files of rows, networks, deletion vectors and the catalogs. A delta carries "
-        "the networks too. Stall and durable are medians over deltas that are no floors (full: "
+        "the networks too. Stall and durable are medians over deltas that are no rollups (full: "
         "over bases); segments and files are what a restore reads beyond the base.",
     )  # fmt: skip
 

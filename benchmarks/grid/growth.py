@@ -1,9 +1,9 @@
 """A very long run: how the catalog and its commits grow with the chunks that are alive.
 
-A model of a few thousand rows is saved a thousand times over one base and its floors, with R chosen
-by itself and with R = 0. Every so often the newest catalog is weighed, its segments counted, and
-the same catalog committed again into an empty folder, alone and several times: serializing, writing
-and the fsync.
+A model of a few thousand rows is saved a thousand times over one base and its rollups, with R
+chosen by itself and with R = 0. Every so often the newest catalog is weighed, its segments counted,
+and the same catalog committed again into an empty folder, alone and several times: serializing,
+writing and the fsync.
 
 Not here: models of a real size (every_step.py).
 """
@@ -79,7 +79,7 @@ def measure(*, quick: bool, folder: Path = Path()) -> Section:
         text=(
             f"A model of {rows:,} rows of 64 bytes in {length.training.tables} tables, saved "
             f"{length.training.checkpoints:,} times after a batch of {length.training.batch}; all "
-            "checkpoints are kept, over one base and its floors. A catalog is written whole with "
+            "checkpoints are kept, over one base and its rollups. A catalog is written whole with "
             "every commit, so its bytes and its time are to grow with the segments it names and no "
             "faster. A commit is timed alone, into a folder of its own: serializing, writing, "
             f"fsync; medians of {COMMITS}. A round is the mean since the line before."

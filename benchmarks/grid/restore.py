@@ -4,7 +4,7 @@ Everything is read from the page cache, for everybody: before a step is restored
 fetch what it will read. Rows go straight into tables that exist.
 
 The bare peer of a restore makes the same requests to the same files, with as many threads, and
-copies as many rows to the same places, a floor before what lies above it. It knows the ids and the
+copies as many rows to the same places, a rollup before what lies above it. It knows the ids and the
 places of rows beforehand, opens every file once, and checks, masks and decodes nothing.
 
 Not here: how the stores came to be (train.py), what is compared (every_step.py).
@@ -41,7 +41,7 @@ _BLOCK_BYTES = 8 << 20
 @dataclass(frozen=True, slots=True)
 class Restored:
     """One restore: seconds, bytes and rows; ``changed`` is all but reading the base, and
-    ``floor`` that part of it which is the floor's."""
+    ``rollup`` that part of it which is the rollup's."""
 
     step: int
     whole_s: float
@@ -49,15 +49,15 @@ class Restored:
     bytes: int
     changed_bytes: int
     changed_rows: int
-    floor_rows: int
+    rollup_rows: int
     masked_rows: int
     segments: int
     objects: int
 
     @property
     def grid_rows(self) -> int:
-        """Rows that were read above base and floor."""
-        return self.changed_rows - self.floor_rows
+        """Rows that were read above base and rollup."""
+        return self.changed_rows - self.rollup_rows
 
     @property
     def changed_s(self) -> float:
@@ -75,15 +75,15 @@ class Reader:
         self._block = memoryview(bytearray(_BLOCK_BYTES))
 
     def layers(self, step: int) -> tuple[list[SegmentEntry], ...]:
-        """The segments that a restore reads: of the base, of the floor, and above them."""
+        """The segments that a restore reads: of the base, of the rollup, and above them."""
         catalog = self.run.catalog
         entry = catalog.checkpoint(step)
-        base, floor = entry.base, catalog.floor_of(entry)
+        base, rollup = entry.base, catalog.rollup_of(entry)
         alive = catalog.alive(step)
         return (
             [s for s in alive if s.born <= base],
-            [s for s in alive if base < s.born <= floor],
-            [s for s in alive if s.born > floor],
+            [s for s in alive if base < s.born <= rollup],
+            [s for s in alive if s.born > rollup],
         )
 
     def warm(self, step: int) -> None:
@@ -96,8 +96,8 @@ class Reader:
         for name in {s.extent.object for s in segments}:
             self._read_through(name)
         grid = self.run.catalog.grid_of(entry)
-        if grid is not None and grid.kills is not None:
-            self._read_through(grid.kills.object)
+        if grid is not None and grid.deletion_vectors is not None:
+            self._read_through(grid.deletion_vectors.object)
 
     def _read_through(self, name: str) -> None:
         with (Path(self.run.url) / name).open("rb", buffering=0) as file:
@@ -114,8 +114,8 @@ class Reader:
             )
         )
         stats = found[0]
-        _, floor, above = self.layers(step)
-        changed = [*floor, *above]
+        _, rollup, above = self.layers(step)
+        changed = [*rollup, *above]
         return Restored(
             step=step,
             whole_s=seconds,
@@ -123,7 +123,7 @@ class Reader:
             bytes=stats.bytes,
             changed_bytes=stats.delta_bytes,
             changed_rows=sum(s.rows for s in changed),
-            floor_rows=sum(s.rows for s in floor),
+            rollup_rows=sum(s.rows for s in rollup),
             masked_rows=stats.masked_rows,
             segments=len(changed),
             objects=len({s.extent.object for s in changed}),

@@ -49,7 +49,7 @@ BUNDLES: Mapping[str, Extract] = {
     "off": Extract(threshold=0.0, bundles=False),
     "on": Extract(threshold=0.0),
 }
-FLOORS = {"off": False, "on": True}  # R chosen by itself
+ROLLUPS = {"off": False, "on": True}  # R chosen by itself
 MODELS: tuple[ModelKind, ...] = ("deepfm", "pnn")
 
 STUDY = Size(table_bytes=256 << 20, checkpoints=50, is_whole=False)
@@ -89,8 +89,8 @@ def measure(*, quick: bool, folder: Path = Path()) -> Section:
     rules[AUTO] = Extract()
     rules |= {f"filters {name}": extract for name, extract in FILTERS.items()}
     rules |= {f"bundles {name}": extract for name, extract in BUNDLES.items()}
-    found = run_settings(size, rules, folder, with_floors="floors on")
-    found["floors off"] = found[AUTO]
+    found = run_settings(size, rules, folder, with_rollups="rollups on")
+    found["rollups off"] = found[AUTO]
     models = {
         kind: run_strategies(dataclasses.replace(others, kind=kind), folder) for kind in MODELS
     }
@@ -101,7 +101,7 @@ def measure(*, quick: bool, folder: Path = Path()) -> Section:
             f"{size.checkpoints} checkpoints of DLRM with Criteo Kaggle's tables scaled to "
             f"{size.table_bytes / 1e6:.0f} MB, one every {size.steps} batches of {size.batch}; "
             "every second one is restored from every store, in turns, from the page cache. The "
-            "rows of the batches are looked up and stepped without the network between. Floors "
+            "rows of the batches are looked up and stepped without the network between. Rollups "
             "are off where nothing else is said, as the paper has none. Restore "
             "is of changed rows alone; construction is from snapshot to commit and the round of "
             "extraction after it. Means over checkpoints."
@@ -111,7 +111,7 @@ def measure(*, quick: bool, folder: Path = Path()) -> Section:
             _table("The three filters (figure 14a)", "filters", found, _names("filters ")),
             _table("Concatenation into bundles, R = 0 (figure 14b)", "bundles", found,
                    _names("bundles ")),
-            _table("Floors, R chosen by itself", "floors", found, _names("floors ")),
+            _table("Rollups, R chosen by itself", "rollups", found, _names("rollups ")),
             _models(others, models),
         ),
         plots=tuple(_plots(found)),
@@ -124,30 +124,30 @@ def _names(prefix: str) -> dict[str, str]:
         "R = ": [*(f"{r:g}" for r in THRESHOLDS), AUTO],
         "filters ": list(FILTERS),
         "bundles ": list(BUNDLES),
-        "floors ": list(FLOORS),
+        "rollups ": list(ROLLUPS),
     }[prefix]
     return {name: name if name == AUTO else f"{prefix}{name}" for name in shown}
 
 
 def run_settings(
-    size: Size, rules: Mapping[str, Extract], folder: Path, *, with_floors: str | None = None
+    size: Size, rules: Mapping[str, Extract], folder: Path, *, with_rollups: str | None = None
 ) -> dict[str, Outcome]:
     """One training run under every rule; rules that are the same by two names run once.
 
-    The strategy as it is, with floors, runs under the name ``with_floors``.
+    The strategy as it is, with rollups, runs under the name ``with_rollups``.
     """
     first: dict[Extract, str] = {}
     for name, extract in rules.items():
         first.setdefault(extract, name)
     settings: dict[str, dict[str, Any]] = {
-        name: {"strategy": dataclasses.replace(STRATEGIES[GRID], extract=extract, floors=False)}
+        name: {"strategy": dataclasses.replace(STRATEGIES[GRID], extract=extract, rollups=False)}
         for extract, name in first.items()
     }
-    if with_floors is not None:
-        settings[with_floors] = {"strategy": STRATEGIES[GRID]}
+    if with_rollups is not None:
+        settings[with_rollups] = {"strategy": STRATEGIES[GRID]}
     found = _run(size, settings, folder, every=2)
     same = {name: found[first[extract]] for name, extract in rules.items()}
-    return same if with_floors is None else {**same, with_floors: found[with_floors]}
+    return same if with_rollups is None else {**same, with_rollups: found[with_rollups]}
 
 
 def run_strategies(size: Size, folder: Path) -> dict[str, Outcome]:

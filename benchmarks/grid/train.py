@@ -48,11 +48,11 @@ from holdfast.recsys.models.presets import PRESETS, ModelKind
 from holdfast.storage import open_storage
 
 FULL, DIFFERENTIAL, NAIVE, GRID = "full", "differential", "naive increments", "grid"
-# Naive increments and the grid over the same base and floors: nothing but the grid differs.
+# Naive increments and the grid over the same base and rollups: nothing but the grid differs.
 STRATEGIES: Mapping[str, Strategy] = {
     DIFFERENTIAL: Strategy(DIFFERENTIAL, base="intermittent", codec="fp32"),
-    NAIVE: Strategy(NAIVE, base="consecutive", codec="fp32", floors=True),
-    GRID: Strategy(GRID, base="consecutive", codec="fp32", extract=Extract(), floors=True),
+    NAIVE: Strategy(NAIVE, base="consecutive", codec="fp32", rollups=True),
+    GRID: Strategy(GRID, base="consecutive", codec="fp32", extract=Extract(), rollups=True),
 }
 # A base goes through in parts; the deltas compared fit whole, so their stalls are copies alone.
 STAGING_BYTES = 256 << 20
@@ -158,14 +158,14 @@ class Tally:
         return [stats for stats in self.saves if stats.kind == "delta"]
 
     @property
-    def floors(self) -> list[SaveStats]:
-        """The deltas that were floors."""
-        return [stats for stats in self.deltas if stats.is_floor]
+    def rollups(self) -> list[SaveStats]:
+        """The deltas that were rollups."""
+        return [stats for stats in self.deltas if stats.is_rollup]
 
     @property
     def increments(self) -> list[SaveStats]:
-        """The deltas that were not floors."""
-        return [stats for stats in self.deltas if not stats.is_floor]
+        """The deltas that were not rollups."""
+        return [stats for stats in self.deltas if not stats.is_rollup]
 
     @property
     def rounds(self) -> list[events.Extracted]:

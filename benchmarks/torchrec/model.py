@@ -113,7 +113,7 @@ class Sharded:
         }
 
     def probe(self) -> list[torch.Tensor]:
-        """A few rows of every piece with their state, as views."""
+        """A few rows of every shard with their state, as views."""
         shards = [
             *self.model.state_dict().values(),
             *(
@@ -124,10 +124,10 @@ class Sharded:
         ]
         found = []
         for value in shards:
-            pieces = (
+            shards = (
                 [s.tensor for s in value.local_shards()] if hasattr(value, "local_shards") else []
             )
-            found += [piece[:: max(1, len(piece) // 64)] for piece in pieces if len(piece)]
+            found += [shard[:: max(1, len(shard) // 64)] for shard in shards if len(shard)]
         return found
 
     @property

@@ -82,11 +82,11 @@ def _settle(folder: Path, *, room: int = 0) -> None:
 
 
 def _touch_page_cache(path: Path, room: int) -> None:
-    piece = bytes(min(room, _PIECE_BYTES))
+    shard = bytes(min(room, _PIECE_BYTES))
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
-        for _ in range(-(-room // len(piece))):
-            file.write(piece)
+        for _ in range(-(-room // len(shard))):
+            file.write(shard)
     path.unlink()
 
 

@@ -44,8 +44,8 @@ if _TYPE_CHECKING:
     from holdfast.integrations.attach import Attachment, attach
     from holdfast.interchange.importer import Imported, import_checkpoint
     from holdfast.loading.granted_loader import GrantedLoader
-    from holdfast.model.pieces import Piece
     from holdfast.model.placement import Placement
+    from holdfast.model.shard import Shard
     from holdfast.storage.base import Storage
 
 # All that ``from holdfast import *`` brings: not ``open``, which would hide Python's own.
@@ -70,7 +70,6 @@ __all__ = [
     "Keep",
     "NotFoundError",
     "PendingSave",
-    "Piece",
     "Placement",
     "Pls",
     "Priority",
@@ -80,6 +79,7 @@ __all__ = [
     "SaveCancelledError",
     "SaveStats",
     "Settings",
+    "Shard",
     "Storage",
     "Strategy",
     "UnavailableError",
@@ -118,12 +118,12 @@ _HOMES = {
     "integrations.attach": ("Attachment", "attach"),
     "interchange.importer": ("Imported", "import_checkpoint"),
     "loading.granted_loader": ("GrantedLoader",),
-    "model.pieces": ("Piece",),
+    "model.shard": ("Shard",),
     "model.placement": ("Placement",),
     "storage.base": ("Storage",),
 }
 _MODULE_OF = {name: home for home, names in _HOMES.items() for name in names}
-_RENAMED = {"Save": "PendingSave"}  # names of 0.4
+_RENAMED = {"Save": "PendingSave", "Piece": "Shard"}  # names of 0.4
 
 
 def __getattr__(name: str) -> object:
@@ -132,11 +132,10 @@ def __getattr__(name: str) -> object:
 
         return version("holdfast")
     if name in _RENAMED:
-        import warnings
+        from holdfast.deprecation import warn_renamed
 
         new = _RENAMED[name]
-        text = f"holdfast.{name} is deprecated; use holdfast.{new}"
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        warn_renamed(f"holdfast.{name}", f"holdfast.{new}")
         return getattr(_import_module(f"holdfast.{_MODULE_OF[new]}"), new)
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")

@@ -221,7 +221,7 @@ class Extracted(Event):
     rows: int
     read_bytes: int
     written_bytes: int
-    killed_rows: int
+    deleted_rows: int
     garbage_bytes: int
     seconds: float
     wait_s: float
@@ -494,6 +494,9 @@ KINDS: dict[str, type[Event]] = {
 }
 """Every kind of event there is."""
 
+_OLD_FIELDS = {"killed_rows": "deleted_rows"}
+"""Names of fields in files that earlier versions wrote."""
+
 
 def to_json(event: Event) -> str:
     """One line of JSON: the event's kind and its fields.
@@ -513,7 +516,10 @@ def from_json(line: str) -> Event:
     try:
         fields: dict[str, Any] = json.loads(line)
         cls: Callable[..., Event] = KINDS[fields.pop("kind")]
-        values = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+        values = {
+            _OLD_FIELDS.get(name, name): tuple(value) if isinstance(value, list) else value
+            for name, value in fields.items()
+        }
         return cls(**values)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidRequestError("not an event line", line=line[:80]) from error

@@ -56,8 +56,8 @@ def stores(
     training = Training(SIZE)
     settings = {name: {"strategy": strategy} for name, strategy in strategies.items()}
     with pytest.MonkeyPatch.context() as patch:
-        # So small a model changes wholly: floors would leave nothing to extract.
-        patch.setattr(bases, "FLOOR_PAYS_AT", 1.0)
+        # So small a model changes wholly: rollups would leave nothing to extract.
+        patch.setattr(bases, "ROLLUP_PAYS_AT", 1.0)
         watched = watch(training, settings, folder, is_beside=True, check_every=1)
     yield training, watched, {name: open_run(store_of(folder, name)) for name in strategies}
 
@@ -102,13 +102,13 @@ def test_strategies_saved_the_same_rows_at_the_same_steps(
     _, watched, _ = stores
     saves = {name: tally.saves for name, tally in watched.tallies.items()}
     assert [(s.step, s.rows) for s in saves[GRID]] == [(s.step, s.rows) for s in saves[PURE]]
-    assert watched.tallies[GRID].floors and watched.tallies[NAIVE].floors
+    assert watched.tallies[GRID].rollups and watched.tallies[NAIVE].rollups
     for differential, naive, grid in zip(*(saves[n] for n in STRATEGIES), strict=True):
         assert differential.step == naive.step == grid.step
         assert naive.kind == grid.kind
-        if naive.is_floor == grid.is_floor:
+        if naive.is_rollup == grid.is_rollup:
             assert naive.rows == grid.rows
-        if not grid.is_floor:
+        if not grid.is_rollup:
             assert differential.rows >= grid.rows
 
 
@@ -133,14 +133,14 @@ def test_every_store_restores_every_step_as_trained(
     assert all(one.masked_rows == 0 for one in found[PURE])
     assert any(one.masked_rows for one in found[GRID])
     # Nothing dead: as many rows as the differential holds, while both lie over the same base, and
-    # those of a floor that were changed again.
+    # those of a rollup that were changed again.
     kinds = [stats.kind for stats in watched.tallies[DIFFERENTIAL].saves]
     for kind, pure, other in zip(kinds[1:], found[PURE][1:], found[DIFFERENTIAL][1:], strict=True):
         if kind == "base":
             break
         again, rows = count_overwritten(runs[PURE], pure.step)
         assert pure.changed_rows == other.changed_rows + again
-        assert again <= rows == pure.floor_rows
+        assert again <= rows == pure.rollup_rows
 
 
 def test_a_store_that_gives_other_values_is_found_out(
@@ -161,7 +161,7 @@ def test_dead_rows_stay_below_what_the_threshold_allows(
     dead = count_dead(runs[GRID].catalog, runs[NAIVE].catalog, found[GRID])
     above = {one.step: one for one in found[GRID] if one.grid_rows}
     assert [one.step for one in dead] == list(above)
-    assert 1 < len(above) < len(runs[GRID].steps) - 1  # nothing lies above a floor at its own step
+    assert 1 < len(above) < len(runs[GRID].steps) - 1  # nothing lies above a rollup at its own step
     for one in dead:
         restored = above[one.step]
         assert one.rows == restored.masked_rows <= one.allowed

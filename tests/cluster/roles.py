@@ -64,7 +64,7 @@ def refuses(spec: Mapping[str, Any], ready: Ready, stop: threading.Event) -> Non
 
 def crashes(spec: Mapping[str, Any], ready: Ready, stop: threading.Event) -> None:
     """Ends in the middle of its start, without a word to its driver."""
-    sys.stderr.write("the floor gave way\n")
+    sys.stderr.write("the rollup gave way\n")
     sys.stderr.flush()
     os._exit(7)
 

@@ -207,7 +207,7 @@ def test_a_refusal_at_the_start_is_raised_as_it_was(engine: Engine) -> None:
 
 
 def test_a_crash_at_the_start_shows_what_it_wrote(engine: Engine, kind: str) -> None:
-    with pytest.raises(UnavailableError, match=rf"(?s){CRASHED[kind]}.*the floor gave way"):
+    with pytest.raises(UnavailableError, match=rf"(?s){CRASHED[kind]}.*the rollup gave way"):
         engine.start("crashes", "c0", {})
 
 

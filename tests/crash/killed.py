@@ -229,15 +229,15 @@ class Seen:
     leftovers: int = 0  # left an unfinished object
     waiting: int = 0  # left an increment without its round
     resumed: set[int] = field(default_factory=set)
-    floor: int = 0  # no life may resume before this step
+    rollup: int = 0  # no life may resume before this step
 
     def note_resumed(self, start: int | None) -> None:
         """A life compared all it restored; nothing committed may be gone."""
         if start is None:
             return
-        if start < self.floor:
-            raise SystemExit(f"a life resumed at {start}, though {self.floor} was committed")
-        self.floor = start
+        if start < self.rollup:
+            raise SystemExit(f"a life resumed at {start}, though {self.rollup} was committed")
+        self.rollup = start
         self.checks += 1
         self.resumed.add(start)
 
@@ -246,7 +246,7 @@ class Seen:
         left, waits = has_leftovers(world.run), has_waiting(world.run)
         if death is not None:
             self.chosen += 1
-            self.floor += death.leaves_progress
+            self.rollup += death.leaves_progress
             if (death.leaves_unfinished and not left) or (death.leaves_waiting and not waits):
                 raise SystemExit(f"{death} did not leave what it should: {left} {waits}")
         self.kills += 1

@@ -29,7 +29,7 @@ from holdfast.checkpoint.format.catalog import (
     Catalog,
     CheckpointEntry,
     GridEntry,
-    Recovery,
+    RestoreTiming,
     SegmentEntry,
 )
 from holdfast.checkpoint.format.checksum import checksum
@@ -67,7 +67,7 @@ INCREMENTS: dict[int, tuple[np.ndarray, ...]] = {
     17: (EVEN[::3], ODD[::3], np.arange(12, 15)),
 }
 STEPS = (3, 7, 9, 10, 12, 13, 15, 17)
-MEASURED = (Recovery(5000, 0.5, 2000, 0.25),)
+MEASURED = (RestoreTiming(5000, 0.5, 2000, 0.25),)
 
 # N rows, D floats of one column
 Tables = Mapping[str, Sequence[np.ndarray]]
@@ -199,7 +199,7 @@ def write_grid_store(
             if step in ROUNDS_AFTER:
                 store.extract(rules)
             if step == 9:
-                store.writer.note(lambda now: dataclasses.replace(now, recoveries=MEASURED))
+                store.writer.note(lambda now: dataclasses.replace(now, restore_timings=MEASURED))
     return store.rows, store.rounds
 
 

@@ -26,8 +26,8 @@ from holdfast.checkpoint.planning.codecs import CodecPlan
 from holdfast.checkpoint.planning.save_plan import RunRules, SavePlan
 from holdfast.checkpoint.store.append import append_checkpoint
 from holdfast.checkpoint.store.writer import RunWriter, store_segment
-from holdfast.model.pieces import Piece
 from holdfast.model.schema import Column, TableSchema
+from holdfast.model.shard import Shard
 from holdfast.storage import Storage, open_storage
 
 ROWS_OF = {"users": 12, "items": 9}
@@ -61,7 +61,7 @@ def own_state(rank: int, step: int) -> dict[str, object]:
 
 def _cuts() -> list[TableSchema]:
     ranges = (range(CUT), range(CUT, WIDTH))
-    return [Piece(12, WIDTH, columns=r).schema("users", (Column("sum", 1),)) for r in ranges]
+    return [Shard(12, WIDTH, columns=r).schema("users", (Column("sum", 1),)) for r in ranges]
 
 
 def write_store(storage: Storage) -> None:

@@ -61,7 +61,7 @@ def test_the_page_describes_the_catalog(is_new: bool, tmp_path: Path) -> None:
 def test_groups_come_back_and_each_servers_rows_are_recovered_alone(tmp_path: Path) -> None:
     url = tmp_path / "run"
     shutil.copytree(STORE, url)
-    assert hf.open(url).catalog.shards.placement == PLACEMENT  # type: ignore[union-attr]
+    assert hf.open(url).catalog.sharding.placement == PLACEMENT  # type: ignore[union-attr]
     model, optimizer = make_model()
     with hf.Checkpointer(
         url, model=model, optimizer=optimizer, codec="fp32", servers=PLACEMENT

@@ -24,7 +24,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.checkpoint.format import tree
-from holdfast.checkpoint.format.catalog import Catalog, Recovery
+from holdfast.checkpoint.format.catalog import Catalog, RestoreTiming
 from holdfast.checkpoint.planning import bases
 from tests.hostile.campaign_storage import MemoryStorage
 from tests.hostile.mutators.dense_trees import read_dense
@@ -151,12 +151,12 @@ class Life:
         self.ck.wait()
 
     def _pin(self) -> None:
-        """What bases and floors are decided by depends on bytes alone."""
+        """What bases and rollups are decided by depends on bytes alone."""
 
         def pinned(catalog: Catalog) -> Catalog:
             growth = tuple(dataclasses.replace(item, build_s=1e9) for item in catalog.growth)
-            slow = (Recovery(1, 1.0, 1, 1.0),) if catalog.recoveries else ()
-            return dataclasses.replace(catalog, growth=growth, recoveries=slow)
+            slow = (RestoreTiming(1, 1.0, 1, 1.0),) if catalog.restore_timings else ()
+            return dataclasses.replace(catalog, growth=growth, restore_timings=slow)
 
         self.ck._writer.note(pinned)
 
@@ -183,8 +183,8 @@ def _plain(make: Callable[[], Live], saves: int = 3, **settings: Any) -> dict[st
 
 
 def _gridded(make: Callable[[], Live], strategy: hf.Strategy) -> dict[str, bytes]:
-    """Increments, floors, going back, rounds of extraction in between."""
-    with mock.patch.multiple(bases, FLOOR_PAYS_AT=1e-9, FLOOR_SHARE_MAX=2.0):
+    """Increments, rollups, going back, rounds of extraction in between."""
+    with mock.patch.multiple(bases, ROLLUP_PAYS_AT=1e-9, ROLLUP_SHARE_MAX=2.0):
         life = Life(make, strategy=strategy)
         for rows in (8, 3, 5, 2, 6):
             life.save(rows=rows)
@@ -331,9 +331,9 @@ def _settled(files: dict[str, bytes], *, has_rng: bool = True) -> dict[str, byte
     return lay_out(run).files()
 
 
-def _grid(threshold: float, *, floors: bool) -> hf.Strategy:
+def _grid(threshold: float, *, rollups: bool) -> hf.Strategy:
     return hf.Strategy(
-        "mine", base="consecutive", codec="fp32", extract=hf.Extract(threshold), floors=floors
+        "mine", base="consecutive", codec="fp32", extract=hf.Extract(threshold), rollups=rollups
     )
 
 
@@ -356,11 +356,11 @@ STORIES = {
     "adaptive": Story(settings={"codec": "adaptive4"}),
     "coded": Story(settings={"codec": "asym2", "state_codec": "fp16"}),
     "books": Story(settings={"codec": _BOOKS, "state_codec": "log4"}),
-    "pure": Story(live=_gridded, settings={"strategy": _grid(0.0, floors=False)}),
-    "masked": Story(live=_gridded, settings={"strategy": _grid(1.0, floors=False)}),
-    "mixed": Story(live=_gridded, settings={"strategy": _grid(0.3, floors=False)}),
-    "floors": Story(live=_gridded, settings={"strategy": _grid(0.2, floors=True)}),
-    "incrcp": Story(live=_gridded, settings={"strategy": _grid(1.0, floors=True)}),
+    "pure": Story(live=_gridded, settings={"strategy": _grid(0.0, rollups=False)}),
+    "masked": Story(live=_gridded, settings={"strategy": _grid(1.0, rollups=False)}),
+    "mixed": Story(live=_gridded, settings={"strategy": _grid(0.3, rollups=False)}),
+    "rollups": Story(live=_gridded, settings={"strategy": _grid(0.2, rollups=True)}),
+    "incrcp": Story(live=_gridded, settings={"strategy": _grid(1.0, rollups=True)}),
     "servers": Story(settings={"servers": hf.Placement(3)}),
     "coded servers": Story(settings={"servers": hf.Placement(5, data=3, parity=1)}),
     "long": Story(lambda: make_small(rows=(900, 60), widths=(8, 2), tables="sgd")),

@@ -22,11 +22,17 @@ from holdfast.checkpoint.format.catalog import (
     CheckpointEntry,
     GridEntry,
     SegmentEntry,
-    Shards,
+    Sharding,
 )
 from holdfast.checkpoint.format.checksum import checksum
 from holdfast.checkpoint.format.codec import parse_codec
-from holdfast.checkpoint.format.object import DENSE, KILLS, ROWS, ObjectBuilder, object_name
+from holdfast.checkpoint.format.object import (
+    DELETION_VECTORS,
+    DENSE,
+    ROWS,
+    ObjectBuilder,
+    object_name,
+)
 from holdfast.checkpoint.format.segment import Segment, encode_segment
 from holdfast.checkpoint.store import catalogs
 from holdfast.model.schema import Column, TableSchema
@@ -63,9 +69,9 @@ def forge(
     *,
     grid: tuple[int, int] | None = None,
     kills: Mapping[tuple[str, int], tuple[Sequence[int], Sequence[int]]] | None = None,
-    shards: Shards | None = None,
+    sharding: Sharding | None = None,
 ) -> Catalog:
-    """Write a run of one table; ``steps``: the base of each checkpoint; ``grid``: floor, through.
+    """Write a run of one table; ``steps``: the base of each checkpoint; ``grid``: rollup, through.
 
     ``kills``: by table and birth, row ids and deaths. The catalog that was written is returned.
     """
@@ -94,7 +100,7 @@ def forge(
                 for key, (ids, deaths) in kills.items()
             }
             data = deletion_vectors.to_bytes(vectors)
-            kills_extent = builder.append(KILLS, "kills", (data,), checksum(data))
+            kills_extent = builder.append(DELETION_VECTORS, "kills", (data,), checksum(data))
         objects.append((builder.name, builder.close()))
     checkpoints = []
     for ordinal, (step, base) in enumerate(steps.items()):
@@ -120,7 +126,7 @@ def forge(
         run="forged", number=1, writer="forger", schemas=((schema,),),
         checkpoints=tuple(checkpoints), segments=tuple(entries), objects=tuple(objects),
         grids=() if grid is None else (GridEntry(grid[0], None, grid[1], kills_extent),),
-        shards=shards,
+        sharding=sharding,
     )  # fmt: skip
     write_catalog(path, catalog)
     return catalog

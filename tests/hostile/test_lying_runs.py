@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 import holdfast as hf
-from holdfast.checkpoint.format.catalog import Catalog, Shards
+from holdfast.checkpoint.format.catalog import Catalog, Sharding
 from holdfast.checkpoint.restoring.restore import restore_rows
 from holdfast.interchange.dcpfolder import read_dcp, write_dcp
 from holdfast.interchange.handout import hand_out
@@ -154,7 +154,7 @@ def test_rows_of_another_server_are_refused(tmp_path: Path) -> None:
     for found, is_sound in ((ids, True), (swapped, False)):
         path = tmp_path / str(is_sound) / "run"
         segments = [Held(1, None, sorted(one.tolist())) for one in found]
-        catalog = forge(path, ROWS, segments, {1: 1}, shards=Shards(placement, 1))
+        catalog = forge(path, ROWS, segments, {1: 1}, sharding=Sharding(placement, 1))
         assert hf.verify(path).is_sound == is_sound
         run = hf.open(path)
         target = np.full((ROWS, WIDTH), 7, np.float32)

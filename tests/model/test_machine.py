@@ -1,8 +1,8 @@
 """Random lives of a run against a plain dict of what every step's model was.
 
 Train, save, fail, cancel, resume, go back, change retention, read; extract with any threshold and
-any stage, fail or die while extracting, begin a new base or a floor; whatever the order, every step
-that is kept reads exactly as it was when it was saved.
+any stage, fail or die while extracting, begin a new base or a rollup; whatever the order, every
+step that is kept reads exactly as it was when it was saved.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from holdfast.storage.base import ObjectWriter, Storage
 
 ROWS = {"left.weight": 11, "right.weight": 70}
 NO_STAGES = hf.Extract(0.1, by_range=False, by_filter=False, by_ratio=False)
-STRATEGIES = (  # when a base is taken, extraction, floors
+STRATEGIES = (  # when a base is taken, extraction, rollups
     *((base, None, False) for base in ("full", "one-shot", "consecutive", "intermittent")),
     *(("recovery-time", hf.Extract(threshold), False) for threshold in (None, 0.0, 0.2, 0.6, 1.0)),
     ("consecutive", hf.Extract(0.0, bundles=False), False),
     ("consecutive", hf.Extract(0.3, by_filter=False), False),
     ("consecutive", NO_STAGES, False),
 )
-FLOORED = (
+ROLLED_UP = (
     *(("recovery-time", hf.Extract(threshold), True) for threshold in (None, 0.0, 0.2, 1.0)),
     ("consecutive", None, True),
     ("consecutive", hf.Extract(0.0, bundles=False), True),
     ("consecutive", NO_STAGES, True),
 )
-OFTEN = (1e-9, 1)  # a floor after every increment; else as everywhere
-FLOORS = (OFTEN, OFTEN, (bases.FLOOR_PAYS_AT, bases.FLOOR_REPLACES_MIN))
-PICKS = st.integers(0, len(STRATEGIES + FLOORED) * len(FLOORED) - 1)
+OFTEN = (1e-9, 1)  # a rollup after every increment; else as everywhere
+ROLLUPS = (OFTEN, OFTEN, (bases.ROLLUP_PAYS_AT, bases.ROLLUP_REPLACES_MIN))
+PICKS = st.integers(0, len(STRATEGIES + ROLLED_UP) * len(ROLLED_UP) - 1)
 KEEPS = (None, 1, 2, hf.Keep(last=1, every=2))
 
 
@@ -134,7 +134,7 @@ class RunMachine(RuleBasedStateMachine):
     ``at`` is the committed step the model descends from; a commit drops what lies beyond it.
     """
 
-    strategies = STRATEGIES + FLOORED
+    strategies = STRATEGIES + ROLLED_UP
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,22 +143,22 @@ class RunMachine(RuleBasedStateMachine):
         self.saved: dict[int, State] = {}
         self.at = -1
         self.part_bytes = snapshot.BUFFER_BYTES
-        self.floors = bases.FLOOR_PAYS_AT, bases.FLOOR_REPLACES_MIN
+        self.rollups = bases.ROLLUP_PAYS_AT, bases.ROLLUP_REPLACES_MIN
         self.ck: hf.Checkpointer | None = None
 
     @initialize(
         pick=PICKS,
-        floors=st.sampled_from(FLOORS),
+        rollups=st.sampled_from(ROLLUPS),
         keep=st.sampled_from(KEEPS),
         servers=st.sampled_from(SERVERS),
         seed=st.integers(0, 9),
         part_bytes=st.sampled_from([100, 8 << 20]),
     )
     def begin(
-        self, pick: int, floors: Any, keep: Any, servers: Any, seed: int, part_bytes: int
+        self, pick: int, rollups: Any, keep: Any, servers: Any, seed: int, part_bytes: int
     ) -> None:
         self.how = self.strategies[pick % len(self.strategies)]
-        bases.FLOOR_PAYS_AT, bases.FLOOR_REPLACES_MIN = floors
+        bases.ROLLUP_PAYS_AT, bases.ROLLUP_REPLACES_MIN = rollups
         self.keep = keep
         self.servers = servers
         # Small parts: a table's rows of one birth then lie in several segments.
@@ -177,7 +177,7 @@ class RunMachine(RuleBasedStateMachine):
             model=self.model,
             optimizer=self.optimizer,
             strategy=hf.Strategy(
-                "mine", base=self.how[0], codec="fp32", extract=self.how[1], floors=self.how[2]
+                "mine", base=self.how[0], codec="fp32", extract=self.how[1], rollups=self.how[2]
             ),
             keep=self.keep,
             servers=self.servers,
@@ -189,12 +189,12 @@ class RunMachine(RuleBasedStateMachine):
 
     def pin_times(self, *, next_is_base: bool = False) -> None:
         """Make what the recovery-time policy measures depend on bytes alone."""
-        slow = (catalogs.Recovery(1, 1.0, 1, 1e18),)
+        slow = (catalogs.RestoreTiming(1, 1.0, 1, 1e18),)
 
         def pinned(catalog: catalogs.Catalog) -> catalogs.Catalog:
             growth = tuple(dataclasses.replace(item, build_s=1e9) for item in catalog.growth)
             return dataclasses.replace(
-                catalog, growth=growth, recoveries=slow if next_is_base else ()
+                catalog, growth=growth, restore_timings=slow if next_is_base else ()
             )
 
         self.ck._writer.note(pinned)
@@ -349,9 +349,9 @@ class RunMachine(RuleBasedStateMachine):
             self.ck.recover([server])
         except hf.InvalidRequestError:
             catalog = hf.open(self.folder).catalog
-            shards = catalog.shards
-            is_apart = shards is not None and shards.placement == self.servers
-            assert not is_apart or shards.since > catalog.checkpoint(self.at).base
+            sharding = catalog.sharding
+            is_apart = sharding is not None and sharding.placement == self.servers
+            assert not is_apart or sharding.since > catalog.checkpoint(self.at).base
             return
         for table, columns in self.state_now().items():
             lost_N = self.servers.rows_of(server, len(columns[0]))
@@ -394,20 +394,20 @@ class RunMachine(RuleBasedStateMachine):
                 assert found.state["sum"].tobytes() == state.tobytes(), (step, table)
 
     @invariant()
-    def nothing_below_a_floor_lives_on_and_none_is_cut_up(self) -> None:
+    def nothing_below_a_rollup_lives_on_and_none_is_cut_up(self) -> None:
         if self.ck is None or not self.ck.steps:
             return
         self.ck.wait()
         catalog = hf.open(self.folder).catalog
         for entry in catalog.checkpoints:
-            floor = catalog.floor_of(entry)
+            rollup = catalog.rollup_of(entry)
             for segment in catalog.alive(entry.step):
-                assert segment.born == entry.base or segment.born >= floor
-                if segment.born == floor:
+                assert segment.born == entry.base or segment.born >= rollup
+                if segment.born == rollup:
                     assert "/rows-" in segment.extent.object
 
     def teardown(self) -> None:
-        bases.FLOOR_PAYS_AT, bases.FLOOR_REPLACES_MIN = self.floors
+        bases.ROLLUP_PAYS_AT, bases.ROLLUP_REPLACES_MIN = self.rollups
         snapshot.BUFFER_BYTES = self.part_bytes
         self.storage.gate.set()
         self.storage.fails_at = None
@@ -417,14 +417,14 @@ class RunMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-class FlooredMachine(RunMachine):
-    """Every process takes floors, most of them often."""
+class RolledUpMachine(RunMachine):
+    """Every process takes rollups, most of them often."""
 
-    strategies = FLOORED
+    strategies = ROLLED_UP
 
 
 many = settings(max_examples=40, stateful_step_count=20, deadline=None, derandomize=True)
 TestRuns = RunMachine.TestCase
 TestRuns.settings = many
-TestFlooredRuns = FlooredMachine.TestCase
-TestFlooredRuns.settings = settings(many, max_examples=20)
+TestRolledUpRuns = RolledUpMachine.TestCase
+TestRolledUpRuns.settings = settings(many, max_examples=20)

@@ -23,7 +23,7 @@ def _checkpointer(url: str, training: Training, group: Any, **settings: Any) -> 
         url,
         model=training.model,
         optimizer=training.optimizer,
-        pieces=training.pieces,
+        shards=training.shards,
         ranks=group,
         **settings,
     )
@@ -152,12 +152,12 @@ def save_apart(rank: int, ranks: int, group: Any, *, url: str) -> str:
 def save_untrained(rank: int, ranks: int, group: Any, *, url: str) -> list[str]:
     """Row state that appears late, and only where rows were trained: what each save is."""
     torch.manual_seed(5)
-    piece = hf.Piece(10, 4, range(5 * rank, 5 * rank + 5))
+    shard = hf.Shard(10, 4, range(5 * rank, 5 * rank + 5))
     model = torch.nn.Sequential(torch.nn.Embedding(5, 4, sparse=True))
     optimizer = torch.optim.SparseAdam(model.parameters(), lr=0.1)
     kinds = []
     with hf.Checkpointer(
-        url, model=model, optimizer=optimizer, pieces={"0.weight": piece}, ranks=group,
+        url, model=model, optimizer=optimizer, shards={"0.weight": shard}, ranks=group,
         codec="fp32", ranks_timeout_s=20,
     ) as ck:  # fmt: skip
         for trained in ([], [0], [0, 1]):
@@ -172,10 +172,10 @@ def save_untrained(rank: int, ranks: int, group: Any, *, url: str) -> list[str]:
 
 def measure(rank: int, ranks: int, group: Any, *, url: str, rows: int) -> dict[str, int]:
     """How much memory saving and restoring a large table takes beyond the table itself."""
-    piece = hf.Piece(rows, 64, range(rows * rank // ranks, rows * (rank + 1) // ranks))
-    model = torch.nn.Sequential(torch.nn.Embedding(piece.local_rows, 64, sparse=True))
+    shard = hf.Shard(rows, 64, range(rows * rank // ranks, rows * (rank + 1) // ranks))
+    model = torch.nn.Sequential(torch.nn.Embedding(shard.local_rows, 64, sparse=True))
     optimizer = torch.optim.Adagrad(model.parameters())
-    found = {"shard": 2 * 4 * 64 * piece.local_rows}
+    found = {"shard": 2 * 4 * 64 * shard.local_rows}
 
     def peak_during(act: Any) -> int:
         before = _memory("VmRSS")
@@ -184,7 +184,7 @@ def measure(rank: int, ranks: int, group: Any, *, url: str, rows: int) -> dict[s
         return max(0, _memory("VmHWM") - before)
 
     with hf.Checkpointer(
-        url, model=model, optimizer=optimizer, pieces={"0.weight": piece}, ranks=group,
+        url, model=model, optimizer=optimizer, shards={"0.weight": shard}, ranks=group,
         codec="fp32", ranks_timeout_s=60, staging_bytes_max=16 << 20, threads=1,
     ) as ck:  # fmt: skip
         ck.step()
@@ -223,9 +223,9 @@ def save_hole(rank: int, ranks: int, group: Any, *, url: str) -> None:
     """A row that nobody holds."""
     model = torch.nn.Sequential(torch.nn.Embedding(4, 4, sparse=True))
     optimizer = torch.optim.Adagrad(model.parameters())
-    piece = hf.Piece(9, 4, range(5 * rank, 5 * rank + 4))
+    shard = hf.Shard(9, 4, range(5 * rank, 5 * rank + 4))
     with hf.Checkpointer(
-        url, model=model, optimizer=optimizer, pieces={"0.weight": piece}, ranks=group,
+        url, model=model, optimizer=optimizer, shards={"0.weight": shard}, ranks=group,
         ranks_timeout_s=20,
     ) as ck:  # fmt: skip
         ck.step()

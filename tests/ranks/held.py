@@ -24,13 +24,13 @@ def _split(count: int, parts: int) -> list[range]:
     return [range(count * i // parts, count * (i + 1) // parts) for i in range(parts)]
 
 
-def pieces_of(layout: str, rank: int, ranks: int) -> dict[str, hf.Piece]:
+def shards_of(layout: str, rank: int, ranks: int) -> dict[str, hf.Shard]:
     """What a rank holds, by the names of its parameters."""
-    found: dict[str, hf.Piece] = {}
+    found: dict[str, hf.Shard] = {}
 
     def add(table: str, **kwargs: Any) -> None:
         name = f"{table.split('.')[0]}_{len(found)}.weight"
-        found[name] = hf.Piece(*TABLES[table], table=table, **kwargs)
+        found[name] = hf.Shard(*TABLES[table], table=table, **kwargs)
 
     users, items, tags = TABLES
     match layout:
@@ -57,22 +57,22 @@ def pieces_of(layout: str, rank: int, ranks: int) -> dict[str, hf.Piece]:
             for rows, columns in cells[rank::ranks]:
                 if not any(p.columns == columns and p.table == users for p in found.values()):
                     add(users, row_ids=rows, columns=columns)
-                else:  # the other half of the same cut: one piece
+                else:  # the other half of the same cut: one shard
                     name = next(n for n, p in found.items() if p.columns == columns)
-                    found[name] = hf.Piece(61, 8, range(61), columns, table=users)
+                    found[name] = hf.Shard(61, 8, range(61), columns, table=users)
             add(items, row_ids=_split(40, ranks)[rank])
             add(tags, is_replicated=ranks > 1)
     return found
 
 
 class Model(nn.Module):
-    """Pieces, and a network that every rank has."""
+    """Shards, and a network that every rank has."""
 
-    def __init__(self, pieces: Mapping[str, hf.Piece], dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, shards: Mapping[str, hf.Shard], dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        for name, piece in pieces.items():
-            module = nn.Embedding(max(1, piece.local_rows), len(piece.floats), sparse=True)
-            weight = torch.zeros(piece.local_rows, len(piece.floats), dtype=dtype)
+        for name, shard in shards.items():
+            module = nn.Embedding(max(1, shard.local_rows), len(shard.floats), sparse=True)
+            weight = torch.zeros(shard.local_rows, len(shard.floats), dtype=dtype)
             module.weight = nn.Parameter(weight)
             self.add_module(name.split(".")[0], module)
         self.top = nn.Linear(3, 2)
@@ -121,26 +121,26 @@ class Training:
 
     def __init__(self, layout: str, rank: int, ranks: int, *, optimizer: str = "adagrad") -> None:
         torch.manual_seed(5)
-        self.pieces = pieces_of(layout, rank, ranks)
+        self.shards = shards_of(layout, rank, ranks)
         optimizer, _, dtype = optimizer.partition("@")
-        self.model = Model(self.pieces, getattr(torch, dtype or "float32"))
+        self.model = Model(self.shards, getattr(torch, dtype or "float32"))
         make: Any = {"adagrad": torch.optim.Adagrad, "sparse-adam": None, "rowwise": RowwiseAdagrad}
         self.optimizer: torch.optim.Optimizer = make[optimizer](self.model.parameters(), lr=0.1)
         self.step_ = 0
 
     def parameter(self, name: str) -> nn.Parameter:
-        """The parameter of a piece."""
+        """The parameter of a shard."""
         return self.model.get_parameter(name)
 
     def train(self, steps: Iterable[int]) -> None:
         """Change what these steps change."""
         for step in steps:
-            for name, piece in self.pieces.items():
-                assert piece.table is not None
-                ids = rows_at(piece.table, step)
-                local = piece.local_of(ids)
-                values = gradient(piece.table, step)[ids[local >= 0]]
-                values = np.ascontiguousarray(values[:, piece.floats.start : piece.floats.stop])
+            for name, shard in self.shards.items():
+                assert shard.table is not None
+                ids = rows_at(shard.table, step)
+                local = shard.local_of(ids)
+                values = gradient(shard.table, step)[ids[local >= 0]]
+                values = np.ascontiguousarray(values[:, shard.floats.start : shard.floats.stop])
                 parameter = self.parameter(name)
                 parameter.grad = torch.sparse_coo_tensor(
                     torch.from_numpy(local[local >= 0][None]),
@@ -152,16 +152,16 @@ class Training:
                 parameter.grad = torch.full_like(parameter, float(step))
             self.optimizer.step()
 
-    def held(self) -> dict[str, tuple[hf.Piece, dict[str, np.ndarray]]]:
+    def held(self) -> dict[str, tuple[hf.Shard, dict[str, np.ndarray]]]:
         """Everything this rank holds, by parameter."""
         found = {}
-        for name, piece in self.pieces.items():
+        for name, shard in self.shards.items():
             parameter = self.parameter(name)
             columns = {"weight": as_array(parameter).copy()}
             state = self.optimizer.state.get(parameter, {})
             if "sum" in state:
                 columns["sum"] = as_array(state["sum"]).copy()
-            found[name] = (piece, columns)
+            found[name] = (shard, columns)
         return found
 
     def network(self) -> np.ndarray:
@@ -169,22 +169,22 @@ class Training:
         return self.model.top.weight.detach().numpy().copy()
 
 
-def assemble(held: Iterable[Mapping[str, tuple[hf.Piece, dict[str, np.ndarray]]]]) -> Whole:
-    """Whole tables of the pieces of all ranks; NaN where nobody holds anything."""
+def assemble(held: Iterable[Mapping[str, tuple[hf.Shard, dict[str, np.ndarray]]]]) -> Whole:
+    """Whole tables of the shards of all ranks; NaN where nobody holds anything."""
     whole: Whole = {}
     for one in held:
-        for piece, columns in one.values():
-            assert piece.table is not None
-            into = whole.setdefault(piece.table, {})
+        for shard, columns in one.values():
+            assert shard.table is not None
+            into = whole.setdefault(shard.table, {})
             for name, values in columns.items():
                 if values.ndim == 1:
                     continue
                 if name not in into:
-                    into[name] = np.zeros(TABLES[piece.table], values.dtype)
+                    into[name] = np.zeros(TABLES[shard.table], values.dtype)
                     fill_nan(into[name], np.arange(len(into[name])))
                 full = into[name]
-                ids = np.asarray(piece.ids)
-                full[ids, piece.floats.start : piece.floats.stop] = values
+                ids = np.asarray(shard.ids)
+                full[ids, shard.floats.start : shard.floats.stop] = values
     return whole
 
 

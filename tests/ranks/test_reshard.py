@@ -1,4 +1,4 @@
-"""What N ranks saved, M ranks load: any pieces into any others, bases and deltas, to the bit."""
+"""What N ranks saved, M ranks load: any shards into any others, bases and deltas, to the bit."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_what_ranks_saved_others_load(pool: Pool, tmp_path: Path, ranks: int, la
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("layout", ["row", "grid"])
-def test_pieces_of_every_number_type_move_between_ranks(
+def test_shards_of_every_number_type_move_between_ranks(
     pool: Pool, tmp_path: Path, layout: str, dtype: str
 ) -> None:
     url, optimizer = str(tmp_path), f"adagrad@{dtype}"

@@ -115,9 +115,9 @@ def test_row_wise_state_of_cuts_is_their_weighted_mean(pool: Pool, tmp_path: Pat
     saved = pool.run("train", 3, url=url, layout="column", saves=[2], **settings)
     sums, widths = [], []
     for one in saved:
-        piece, columns = one["held"]["users_0.weight"]
+        shard, columns = one["held"]["users_0.weight"]
         sums.append(columns["sum"].astype(np.float64))
-        widths.append(len(piece.floats))
+        widths.append(len(shard.floats))
     mean = sum(w * s for w, s in zip(widths, sums, strict=True)) / sum(widths)
     alone = pool.run("load", 1, url=url, layout="replicated", steps=[2], **settings)
     _, columns = alone[0][0]["held"]["users_0.weight"]
@@ -140,7 +140,7 @@ def test_ranks_can_be_switched_off(pool: Pool, tmp_path: Path) -> None:
     assert pool.run("save_alone", 2, url=str(tmp_path)) == [(1,), ()]
 
 
-def test_pieces_that_make_up_no_table_are_refused(pool: Pool, tmp_path: Path) -> None:
+def test_shards_that_make_up_no_table_are_refused(pool: Pool, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="do not make up a table"):
         pool.run("save_hole", 2, url=str(tmp_path))
     assert open_storage(str(tmp_path)).list("") == []

@@ -25,8 +25,8 @@ TABLES = {
 }
 
 # By table: first row, first column, arrays by column name.
-Piece = tuple[int, int, dict[str, np.ndarray]]
-Pieces = dict[str, list[Piece]]
+Shard = tuple[int, int, dict[str, np.ndarray]]
+Shards = dict[str, list[Shard]]
 
 
 def type_of(collection: str, index: int, layout: int) -> str:
@@ -34,14 +34,14 @@ def type_of(collection: str, index: int, layout: int) -> str:
     return TYPES[(index + layout + COLLECTIONS.index(collection)) % 4]
 
 
-def whole(ranks: Iterable[Pieces]) -> dict[str, dict[str, np.ndarray]]:
+def whole(ranks: Iterable[Shards]) -> dict[str, dict[str, np.ndarray]]:
     """Every number of every table from what all ranks hold: [R, D] by table and column name.
 
-    A row's number (of row-wise Adagrad) stands for each float of the piece it belongs to.
+    A row's number (of row-wise Adagrad) stands for each float of the shard it belongs to.
     """
     found: dict[str, dict[str, np.ndarray]] = {}
-    for pieces in ranks:
-        for name, parts in pieces.items():
+    for shards in ranks:
+        for name, parts in shards.items():
             for row, column, arrays in parts:
                 rows, width = arrays["weight"].shape
                 here = np.s_[row : row + rows, column : column + width]
@@ -56,17 +56,17 @@ def whole(ranks: Iterable[Pieces]) -> dict[str, dict[str, np.ndarray]]:
     return found
 
 
-def check_restored(saved: Iterable[Pieces], restored: Iterable[Pieces]) -> int:
+def check_restored(saved: Iterable[Shards], restored: Iterable[Shards]) -> int:
     """Compare what ranks hold with what others held; how many numbers were compared.
 
-    All are equal to the bit, except numbers of rows that now stand for floats of several pieces:
+    All are equal to the bit, except numbers of rows that now stand for floats of several shards:
     their mean, which is what row-wise Adagrad would have come to, up to rounding.
     """
     expected = whole(saved)
     assert set(expected) == set(TABLES)
     compared = 0
-    for pieces in restored:
-        for name, parts in pieces.items():
+    for shards in restored:
+        for name, parts in shards.items():
             for row, column, arrays in parts:
                 rows, width = arrays["weight"].shape
                 assert set(arrays) == set(expected[name]), name

@@ -17,13 +17,13 @@ from holdfast.checkpoint.tracking import Tracker
 from holdfast.kernels.rows import bitmap
 from holdfast.model.model_state import ModelState
 from tests.gpu.pretend import PretendDevice, pretending
-from tests.torchrec.cases import EXAMPLE, Pieces
+from tests.torchrec.cases import EXAMPLE, Shards
 from tests.torchrec.models import (
     Local,
     Model,
     Trainer,
     make_optimizers,
-    make_plain_pieces,
+    make_plain_shards,
     numbers_of,
     unsupported_bags,
 )
@@ -58,7 +58,7 @@ def track(
         tracker.catch_up(cursor)
         marks = cursor.advance()
         for table in tables:
-            index = [c for _, c, _ in after[table.whole_name]].index(table.piece.floats.start)
+            index = [c for _, c, _ in after[table.whole_name]].index(table.shard.floats.start)
             old, new = before[table.whole_name][index][2], after[table.whole_name][index][2]
             differs = np.zeros(table.rows, bool)
             for column in old:
@@ -77,13 +77,13 @@ def save(
     strategy: str,
     saves: tuple[int, ...],
     is_away: bool = False,
-) -> list[Pieces]:
+) -> list[Shards]:
     """Train, and save after these steps; what was held at each."""
     if is_away:
         with pretending(PretendDevice(is_prompt=False)):
             return save(url=url, optimizer=optimizer, layout=layout, strategy=strategy, saves=saves)
     trainer = Trainer(optimizer=optimizer, layout=layout)
-    held: list[Pieces] = []
+    held: list[Shards] = []
     with make_checkpointer(url, trainer, strategy=strategy) as ck:
 
         def after(step: int) -> None:
@@ -96,7 +96,7 @@ def save(
     return held
 
 
-def restore(*, url: str, optimizer: str, layout: int, step: int) -> Pieces:
+def restore(*, url: str, optimizer: str, layout: int, step: int) -> Shards:
     """What is held after a restore into a model that was trained otherwise."""
     trainer = Trainer(optimizer=optimizer, layout=layout, seed=9)
     trainer.train(range(50, 52))
@@ -107,7 +107,7 @@ def restore(*, url: str, optimizer: str, layout: int, step: int) -> Pieces:
     return held
 
 
-def restore_plain(*, url: str, optimizer: str, step: int) -> Pieces:
+def restore_plain(*, url: str, optimizer: str, step: int) -> Shards:
     """The same, into the model as it is without sharding."""
     torch.manual_seed(9)
     kind, numbers = numbers_of(optimizer)
@@ -117,12 +117,12 @@ def restore_plain(*, url: str, optimizer: str, step: int) -> Pieces:
         url, model=model, optimizer=optimizers, codec="fp32", tracking="hash"
     ) as ck:
         assert ck.restore(step) == step
-        return make_plain_pieces(model, optimizers)
+        return make_plain_shards(model, optimizers)
 
 
 def resume(
     *, url: str, optimizer: str, layout: int, stop: int, until: int
-) -> tuple[Pieces, Pieces]:
+) -> tuple[Shards, Shards]:
     """What is held in the end: trained at one go, and stopped and resumed by another model."""
     whole = Trainer(optimizer=optimizer, layout=layout)
     whole.train(range(until))
@@ -233,7 +233,7 @@ def combine(trainer: Trainer) -> CombinedOptimizer:
     return CombinedOptimizer([trainer.model.fused_optimizer, *wrapped])
 
 
-def load_file(*, path: str, optimizer: str, layout: int) -> Pieces:
+def load_file(*, path: str, optimizer: str, layout: int) -> Shards:
     """What is held after plain torch has loaded an exported file; nothing of Holdfast is used."""
     trainer = Trainer(optimizer=optimizer, layout=layout, seed=9)
     trainer.train(range(50, 52))
@@ -258,7 +258,7 @@ def load_file(*, path: str, optimizer: str, layout: int) -> Pieces:
     return Local(trainer).copy()
 
 
-def load_folder(*, path: str, optimizer: str, layout: int) -> Pieces:
+def load_folder(*, path: str, optimizer: str, layout: int) -> Shards:
     """The same of a folder, which DCP loads into sharded tensors."""
     trainer = Trainer(optimizer=optimizer, layout=layout, seed=9)
     trainer.train(range(50, 52))

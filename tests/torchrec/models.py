@@ -46,7 +46,7 @@ from tests.torchrec.cases import (
     ROWS,
     TABLE,
     WIDTH,
-    Pieces,
+    Shards,
     type_of,
 )
 
@@ -263,12 +263,12 @@ def make_optimizers(model: nn.Module, kind: str) -> dict[str, torch.optim.Optimi
 class Local:
     """What this rank holds of the tables, with the row state, read from the kernels themselves.
 
-    By table: pieces (first row, first column, arrays by column name). Row state is named as torch
+    By table: shards (first row, first column, arrays by column name). Row state is named as torch
     does. Numbers of other types come as the same numbers in float32.
     """
 
     def __init__(self, trainer: Trainer) -> None:
-        self.pieces: Pieces = {}
+        self.shards: Shards = {}
         model, optimizer = trainer.model, trainer.optimizers["tables"]
         fused = model.fused_optimizer.state_dict()["state"]
         named = dict(model.named_parameters())
@@ -280,9 +280,9 @@ class Local:
                     "weight": value.detach().float().numpy(),
                     **torch_state(optimizer, named[name]),
                 }
-                self.pieces[name] = [(0, 0, arrays)]
+                self.shards[name] = [(0, 0, arrays)]
                 continue
-            self.pieces[name] = []
+            self.shards[name] = []
             for index, shard in enumerate(value.local_shards()):
                 row, column = shard.metadata.shard_offsets
                 arrays = {"weight": shard.tensor.detach().float().numpy()}
@@ -290,13 +290,13 @@ class Local:
                     assert key.endswith(".momentum1")
                     arrays["sum"] = state.local_shards()[index].tensor.float().numpy()
                 arrays |= torch_state(optimizer, named[name])
-                self.pieces[name].append((row, column, arrays))
+                self.shards[name].append((row, column, arrays))
 
-    def copy(self) -> Pieces:
-        """The pieces as of now."""
+    def copy(self) -> Shards:
+        """The shards as of now."""
         return {
-            name: [(r, c, {k: a.copy() for k, a in arrays.items()}) for r, c, arrays in pieces]
-            for name, pieces in self.pieces.items()
+            name: [(r, c, {k: a.copy() for k, a in arrays.items()}) for r, c, arrays in shards]
+            for name, shards in self.shards.items()
         }
 
 
@@ -310,8 +310,8 @@ def torch_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> di
     }
 
 
-def make_plain_pieces(model: Model, optimizers: dict[str, torch.optim.Optimizer]) -> Pieces:
-    """The pieces of a model that is not sharded: all of it."""
+def make_plain_shards(model: Model, optimizers: dict[str, torch.optim.Optimizer]) -> Shards:
+    """The shards of a model that is not sharded: all of it."""
     return {
         name: [
             (0, 0, {"weight": p.detach().float().numpy(), **torch_state(optimizers["tables"], p)}),

@@ -9,7 +9,7 @@ import torch
 
 import holdfast as hf
 from holdfast.cli.main import run as run_command
-from tests.torchrec.cases import Pieces, check_restored
+from tests.torchrec.cases import Shards, check_restored
 from tests.torchrec.pool import Pool
 
 STEP = 4
@@ -19,7 +19,7 @@ FUSED = ("rowwise-adagrad", "adagrad", "sgd")
 @pytest.fixture(scope="module", params=FUSED)
 def saved(
     request: pytest.FixtureRequest, pool: Pool, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, str, list[Pieces]]:
+) -> tuple[Path, str, list[Shards]]:
     """A run of two ranks with every kind of sharding, and its tables at its last step, whole: where
     cuts of a table have a number each for a row, that is their mean."""
     url = tmp_path_factory.mktemp("run")
@@ -28,7 +28,7 @@ def saved(
         saves=(2, STEP),
     )  # fmt: skip
     run = hf.open(url)
-    whole: Pieces = {}
+    whole: Shards = {}
     for schema in run.tables(STEP):
         rows = run.read(STEP, schema.name)
         whole[schema.name] = [(0, 0, {"weight": rows.weight, **rows.state})]
@@ -43,21 +43,21 @@ def export(url: Path, out: Path, kind: str) -> Path:
     return out
 
 
-def weights_and_fused(ranks: list[Pieces], url: Path) -> list[Pieces]:
+def weights_and_fused(ranks: list[Shards], url: Path) -> list[Shards]:
     """Without the state of tables that torch's optimizers train."""
     dense = hf.open(url).dense(STEP)
     torchs = {name for group in dense["parameters"]["tables"] for name in group}
     return [
         {
             name: [(r, c, {"weight": a["weight"]} if name in torchs else a) for r, c, a in parts]
-            for name, parts in pieces.items()
+            for name, parts in shards.items()
         }
-        for pieces in ranks
+        for shards in ranks
     ]
 
 
 def test_state_has_the_names_and_shapes_that_torchrec_gives_it(
-    saved: tuple[Path, str, list[Pieces]], tmp_path: Path
+    saved: tuple[Path, str, list[Shards]], tmp_path: Path
 ) -> None:
     url, optimizer, _ = saved
     file = torch.load(export(url, tmp_path / "step.pt", "torch"), weights_only=True)
@@ -77,7 +77,7 @@ def test_state_has_the_names_and_shapes_that_torchrec_gives_it(
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_plain_torch_loads_the_file_into_torchrec(
-    saved: tuple[Path, str, list[Pieces]], pool: Pool, ranks: int, tmp_path: Path
+    saved: tuple[Path, str, list[Shards]], pool: Pool, ranks: int, tmp_path: Path
 ) -> None:
     url, optimizer, held = saved
     path = export(url, tmp_path / "step.pt", "torch")
@@ -87,7 +87,7 @@ def test_plain_torch_loads_the_file_into_torchrec(
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_dcp_loads_the_folder_into_torchrec(
-    saved: tuple[Path, str, list[Pieces]], pool: Pool, ranks: int, tmp_path: Path
+    saved: tuple[Path, str, list[Shards]], pool: Pool, ranks: int, tmp_path: Path
 ) -> None:
     """DCP cuts whole tensors by itself, but for one number a row of a table cut by columns, of
     which TorchRec has one for each cut."""
@@ -101,7 +101,7 @@ def test_dcp_loads_the_folder_into_torchrec(
 
 @pytest.mark.parametrize("kind", ["torch", "dcp"])
 def test_an_export_becomes_a_run_again(
-    saved: tuple[Path, str, list[Pieces]], pool: Pool, kind: str, tmp_path: Path
+    saved: tuple[Path, str, list[Shards]], pool: Pool, kind: str, tmp_path: Path
 ) -> None:
     """Other ranks, another sharding, another place: what was saved, with its rate."""
     url, optimizer, held = saved

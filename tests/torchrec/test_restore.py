@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.torchrec.cases import OPTIMIZERS, Pieces, check_restored
+from tests.torchrec.cases import OPTIMIZERS, Shards, check_restored
 from tests.torchrec.pool import Pool
 
 SAVES = (2, 4, 5)  # a base, and two that hold what changed
@@ -20,7 +20,7 @@ RUNS += [("rowwise-adagrad@FP16", "incrcp"), ("adagrad@FP16", "check-n-run")]
 @pytest.fixture(scope="module", params=RUNS, ids="-".join)
 def saved(
     request: pytest.FixtureRequest, pool: Pool, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, str, list[list[Pieces]]]:
+) -> tuple[str, str, list[list[Shards]]]:
     """A run of two ranks (or three): where, its optimizer, what the ranks held at each save."""
     optimizer, strategy = request.param
     url = str(tmp_path_factory.mktemp("run"))
@@ -38,7 +38,7 @@ def saved(
 
 @pytest.mark.parametrize(("ranks", "layout"), [(1, 3), (2, 0), (2, 2), (3, 1), (4, 2)])
 def test_any_sharding_restores_into_any_other(
-    pool: Pool, saved: tuple[str, str, list[list[Pieces]]], ranks: int, layout: int
+    pool: Pool, saved: tuple[str, str, list[list[Shards]]], ranks: int, layout: int
 ) -> None:
     """Another layout moves tables to other sharding types; another number of ranks, their rows."""
     url, optimizer, held = saved
@@ -46,7 +46,7 @@ def test_any_sharding_restores_into_any_other(
     restored = pool.run(
         "restore", ranks=ranks, url=url, optimizer=optimizer, layout=layout, step=SAVES[which]
     )
-    assert check_restored([pieces[which] for pieces in held], restored) > 7_000
+    assert check_restored([shards[which] for shards in held], restored) > 7_000
 
 
 @pytest.mark.parametrize("optimizer", ["rowwise-adagrad", "sgd"])
@@ -59,16 +59,16 @@ def test_tables_that_pretend_to_be_on_a_device_are_saved_as_they_are(
                     strategy="check-n-run", saves=SAVES, is_away=True)  # fmt: skip
     for which, step in enumerate(SAVES):
         restored = pool.run("restore", ranks=2, url=url, optimizer=optimizer, layout=1, step=step)
-        assert check_restored([pieces[which] for pieces in held], restored) > 7_000
+        assert check_restored([shards[which] for shards in held], restored) > 7_000
 
 
 def test_a_model_that_is_not_sharded_restores_what_sharded_ones_saved(
-    pool: Pool, saved: tuple[str, str, list[list[Pieces]]]
+    pool: Pool, saved: tuple[str, str, list[list[Shards]]]
 ) -> None:
     """The plain collections have the same names; torch's optimizers take over the row state."""
     url, optimizer, held = saved
     restored = pool.run("restore_plain", ranks=1, url=url, optimizer=optimizer, step=SAVES[-1])
-    assert check_restored([pieces[-1] for pieces in held], restored) > 7_000
+    assert check_restored([shards[-1] for shards in held], restored) > 7_000
 
 
 @pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "rowwise-adagrad@FP16"])

@@ -21,6 +21,7 @@ STORE = {*FORMAT, "checkpoint/format", "checkpoint/planning", "events"}
 ALLOWED = {
     "visible": set(),
     "errors": {"visible"},
+    "deprecation": set(),
     "events": {"errors"},
     "kernels": set(),
     "storage": {"errors", "events"},
@@ -34,7 +35,9 @@ ALLOWED = {
     "checkpoint/tracking": {"errors", "events", "kernels", "model"},
     "checkpoint/selecting": {"checkpoint/tracking", "errors", "kernels", "model"},
     "checkpoint/store": STORE,
-    "checkpoint/saving": {*STORE, "checkpoint/selecting", "checkpoint/store", "loading"},
+    "checkpoint/saving": {
+        *STORE, "checkpoint/selecting", "checkpoint/store", "deprecation", "loading"
+    },
     "checkpoint/restoring": {
         *STORE, "boundary", "checkpoint/store", "checkpoint/tracking", "loading", "plan"
     },
@@ -46,7 +49,7 @@ ALLOWED = {
 }  # fmt: skip
 CHECKPOINT = {part for part in ALLOWED if part.startswith("checkpoint/")}
 BELOW = {"boundary", "errors", "events", "kernels", "loading", "model", "plan", "storage"}
-ALLOWED["checkpoint"] = {*BELOW, *CHECKPOINT}
+ALLOWED["checkpoint"] = {*BELOW, *CHECKPOINT, "deprecation"}
 ALLOWED["interchange"] = {*ALLOWED["checkpoint"], "checkpoint"}
 ALLOWED["cluster"] = {*ALLOWED["checkpoint"], "checkpoint"}
 ALLOWED["integrations"] = {*ALLOWED["checkpoint"], "checkpoint"}

@@ -91,6 +91,14 @@ def test_names_of_0_4_work_and_name_the_new_ones(tmp_path: Path) -> None:
             assert not save.has_failed
         with pytest.warns(DeprecationWarning, match="in memory"):
             save.staged()
+        with pytest.warns(DeprecationWarning, match="is_rollup"):
+            assert not stats.is_floor
+    with pytest.warns(DeprecationWarning, match="rollups"):
+        assert hf.Strategy("mine", "consecutive", None, floors=True).has_rollups
+    with pytest.warns(DeprecationWarning, match=r"holdfast\.Shard"):
+        shards = {"weight": hf.Piece(9, 2, range(5))}
+    with pytest.warns(DeprecationWarning, match="shards="):
+        hf.Checkpointer(tmp_path / "shards", model=model, optimizer=optimizer, pieces=shards)
 
 
 def test_the_handle_of_a_save_has_what_a_user_needs() -> None:

@@ -7,7 +7,7 @@ the rest of a checkpointer knows only selections.
 
 Invariants:
 - The rows of a save that did not commit are in the next one.
-- A row that only other ranks write is never claimed (checkpoint/ranks/shares.py).
+- A row that only other ranks write is never claimed (checkpoint/ranks/agreement.py).
 
 Not here: whether a base or a delta is taken (checkpoint/planning/bases.py).
 
@@ -45,32 +45,32 @@ class Changed:
         strategy: Strategy,
         *,
         tracking: str,
-        shares: Mapping[str, range],
+        saved_rows: Mapping[str, range],
         placement: Placement | None,
     ) -> None:
-        """``shares``: by table, the rows that this process saves, where others save the rest."""
+        """``saved_rows``: by table, the rows that this process saves; others save the rest."""
         self._state = state
         self._strategy = strategy
         self._placement = placement
         self._tracking = tracking
-        self._begin(shares)
+        self._begin(saved_rows)
 
-    def _begin(self, shares: Mapping[str, range]) -> None:
+    def _begin(self, saved_rows: Mapping[str, range]) -> None:
         """Watch the tables there are."""
         tables = self._tables = list(self._state.tables)
-        self._shares = shares
+        self._saved_rows = saved_rows
         self._masks = {
-            table.name: _mask(table.rows, shares[table.name])
+            table.name: _mask(table.rows, saved_rows[table.name])
             for table in tables
-            if len(shares.get(table.name, range(table.rows))) < table.rows
+            if len(saved_rows.get(table.name, range(table.rows))) < table.rows
         }
         self._tracker = Tracker(
-            tables if self.has_deltas else [], tracking=self._tracking, spans=shares
+            tables if self.has_deltas else [], tracking=self._tracking, spans=saved_rows
         )
         self._cursor = self._tracker.cursor()
         hot = self._strategy.priority
         self._chooser = None if hot is None else make_chooser(hot, tables, self._tracker)
-        self._since_base = SinceBase() if self._strategy.has_floors else None
+        self._since_base = SinceBase() if self._strategy.has_rollups else None
         self._claim: Marks | None = None
 
     def _follow_tables(self) -> None:
@@ -131,7 +131,7 @@ class Changed:
         if isinstance(ids, torch.Tensor):
             ids = ids.detach().cpu().numpy().reshape(-1)
         for found in held:
-            local_N = found.piece.local_of(as_ids(ids, found.schema()))
+            local_N = found.shard.local_of(as_ids(ids, found.schema()))
             if self.has_deltas:
                 self._tracker.mark(found.name, local_N[local_N >= 0])
 
@@ -139,7 +139,7 @@ class Changed:
         """The rows that a checkpoint takes of what ``catch_up`` found, by table; claimed until
         ``settle``."""
         tables = self._state.tables
-        is_differential = choice.since == SINCE_BASE and not choice.is_floor
+        is_differential = choice.since == SINCE_BASE and not choice.is_rollup
         if is_differential:
             marks = self._own(self._cursor.peek())
         else:
@@ -151,7 +151,7 @@ class Changed:
                 for table in tables:
                     self._tracker.begin_save(table.name, is_whole=True)
             return [
-                Selection(t.rows, placement=self._placement, within=self._shares.get(t.name))
+                Selection(t.rows, placement=self._placement, within=self._saved_rows.get(t.name))
                 for t in tables
             ]
         if self._chooser is not None:
@@ -159,10 +159,10 @@ class Changed:
             self._claim = marks
             self._cursor.give_back(later)
             self._chooser.saved(marks)
-        if choice.is_floor and self._since_base is not None:
+        if choice.is_rollup and self._since_base is not None:
             marks = self._since_base.joined(marks)
         for table in tables:
-            rows = len(self._shares.get(table.name, range(table.rows)))
+            rows = len(self._saved_rows.get(table.name, range(table.rows)))
             is_whole = bitmap.count(marks[table.name]) == rows
             self._tracker.begin_save(table.name, is_whole=bool(is_whole))
         return [Selection(t.rows, marks[t.name], self._placement) for t in tables]
@@ -223,7 +223,7 @@ class Changed:
         self._tracker.close()
 
 
-def _mask(rows: int, share: range) -> bitmap.Words:
+def _mask(rows: int, saved: range) -> bitmap.Words:
     words_W = bitmap.new(rows)
-    bitmap.mark(words_W, np.arange(share.start, share.stop), rows)
+    bitmap.mark(words_W, np.arange(saved.start, saved.stop), rows)
     return words_W

@@ -33,16 +33,15 @@ import torch
 
 from holdfast import events
 from holdfast.checkpoint.changed import Changed
-from holdfast.checkpoint.format.catalog import Catalog, Recovery
+from holdfast.checkpoint.format.catalog import Catalog, RestoreTiming
 from holdfast.checkpoint.grid.extractor import Extractor
 from holdfast.checkpoint.planner import Planner
 from holdfast.checkpoint.planning.lineage import Lineage
 from holdfast.checkpoint.planning.save_plan import SavePlan
 from holdfast.checkpoint.planning.schedule import Schedule
 from holdfast.checkpoint.preempting.preemption import Preemption
-from holdfast.checkpoint.ranks.agreement import ChangedBytes
+from holdfast.checkpoint.ranks.agreement import ChangedBytes, rows_to_save
 from holdfast.checkpoint.ranks.ranks import find_ranks
-from holdfast.checkpoint.ranks.shares import shares_of
 from holdfast.checkpoint.ranks.together import Together
 from holdfast.checkpoint.restoring import restore as restores
 from holdfast.checkpoint.restoring.load import load_checkpoint
@@ -59,13 +58,14 @@ from holdfast.checkpoint.store import catalogs
 from holdfast.checkpoint.succession import Succession
 from holdfast.checkpoint.tracking.notices import tell_tracking
 from holdfast.checkpoint.warm import warm_kernels
+from holdfast.deprecation import warn_renamed
 from holdfast.errors import HoldfastError, InvalidRequestError
 from holdfast.loading.generators import as_kept
 from holdfast.loading.rate_schedulers import has_lost_scheduler, tell_lost_scheduler
 from holdfast.loading.reader_slot import ReaderSlot
 from holdfast.loading.stateful import READER, check_stateful
 from holdfast.model.model_state import ModelState
-from holdfast.model.pieces import Piece
+from holdfast.model.shard import Shard
 from holdfast.storage import as_storage
 from holdfast.storage.base import Storage
 
@@ -81,23 +81,28 @@ class Checkpointer:
         optimizer: Any = None,
         reader: Any = None,
         extras: Mapping[str, Any] | None = None,
-        pieces: Mapping[str, Piece] | None = None,
+        shards: Mapping[str, Shard] | None = None,
+        pieces: Mapping[str, Shard] | None = None,
         **settings: Unpack[SettingsKeywords],
     ) -> None:
         """Watch a model; nothing is written before the first save.
 
         ``extras`` are other things with ``state_dict`` and ``load_state_dict`` that go along (a
-        scheduler, a scaler, metrics), and random generators. ``pieces`` says by the names of
+        scheduler, a scaler, metrics), and random generators. ``shards`` says by the names of
         parameters which of them are parts of larger tables. ``settings`` are the fields of
         ``Settings``. Where several ranks train (torch.distributed), all make theirs together.
+        ``pieces`` is the deprecated name of ``shards``.
         """
+        if pieces is not None:
+            warn_renamed("Checkpointer(pieces=)", "shards=")
+            shards = pieces
         self.settings = make_settings(settings)
         self._strategy = self.settings.make_strategy()
         self._placement = self.settings.placement
         ranks = find_ranks(self.settings.ranks, timeout_s=self.settings.ranks_timeout_s)
         if ranks is not None:
             self.settings.check_ranks(ranks.size)
-        self._state = ModelState(model, optimizer, pieces=pieces, is_replicated=ranks is not None)
+        self._state = ModelState(model, optimizer, shards=shards, is_replicated=ranks is not None)
         self._extras = {name: as_kept(item) for name, item in (extras or {}).items()}
         for name, item in self._extras.items():
             check_stateful(name, item)
@@ -123,9 +128,12 @@ class Checkpointer:
             self._state,
             self._strategy,
             tracking=self.settings.tracking,
-            shares=shares_of(
-                self._state.tables, rank=self._together.rank, ranks=self._together.size
-            ),
+            saved_rows={
+                table.name: rows_to_save(
+                    table.shard, rank=self._together.rank, ranks=self._together.size
+                )
+                for table in self._state.tables
+            },
             placement=self._placement,
         )
         self._observer = LearnFromSaves(
@@ -281,8 +289,8 @@ class Checkpointer:
         self._lineage.restored(step, discards_later=discard_later)
         self._changed.restored(loaded.changed)
         stats = loaded.stats
-        recovery = Recovery(stats.base_bytes, stats.base_s, stats.delta_bytes, stats.delta_s)
-        self._writer.note(lambda catalog: catalog.with_restore(recovery))
+        timing = RestoreTiming(stats.base_bytes, stats.base_s, stats.delta_bytes, stats.delta_s)
+        self._writer.note(lambda catalog: catalog.with_restore(timing))
         self._log.emit(
             events.Restored(
                 step=step,

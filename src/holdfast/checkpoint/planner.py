@@ -133,7 +133,7 @@ class Planner:
         if history.schema_of(last) != schemas:
             must_be_base = "the tables or their row state changed"
         placement = self._settings.placement
-        if placement != (None if history.shards is None else history.shards.placement):
+        if placement != (None if history.sharding is None else history.sharding.placement):
             must_be_base = "the rows are divided among other servers"
         return plan_checkpoint(
             self._strategy.base,
@@ -152,7 +152,7 @@ class Planner:
     def _gather(
         self, history: Catalog, schemas: Sequence[TableSchema], changed_bytes: int
     ) -> Gathered | None:
-        if not self._strategy.has_floors:
+        if not self._strategy.has_rollups:
             return None
         return gather(
             history,

@@ -23,8 +23,8 @@ from holdfast.errors import CorruptDataError, InvalidRequestError, NotFoundError
 from holdfast.kernels.rows import bitmap
 from holdfast.model.dtypes import for_users
 from holdfast.model.names import plain_name
-from holdfast.model.pieces import Piece
 from holdfast.model.schema import TableSchema, cuts_of, whole_schema
+from holdfast.model.shard import Shard
 from holdfast.storage import as_storage
 from holdfast.storage.base import Storage
 
@@ -238,7 +238,7 @@ class Run:
             held = [
                 Held(
                     name,
-                    Piece(whole[name].rows, whole[name].width),
+                    Shard(whole[name].rows, whole[name].width),
                     dict(zip((c.name for c in whole[name].columns), arrays, strict=False)),
                 )
                 for name, arrays in targets.items()
@@ -276,7 +276,7 @@ class Run:
 
         Yields (table, ids, weight rows); of a table that is stored in cuts each under its stored
         name, with the floats it holds (``stored`` tells which). With consecutive increments this is
-        exactly what changed; across a floor it is every row changed since the base, after a new
+        exactly what changed; across a rollup it is every row changed since the base, after a new
         base every row. The last
         step is that of the catalog the run shows when the first rows are asked for, also where a
         writer adds steps and swaps objects away meanwhile. Where it drops that very step, the run

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 
 from holdfast.checkpoint.grid.decide import Extract
 from holdfast.checkpoint.planning.bases import SINCE_LAST, check_policy, deltas_since
 from holdfast.checkpoint.selecting.priority import MFU, SCAR, SSU, Priority
+from holdfast.deprecation import warn_renamed
 from holdfast.errors import InvalidRequestError, unknown_name
 
 
@@ -15,7 +16,7 @@ class Strategy:
     """When a base is taken, which rows are saved, how they are stored, whether they become a grid.
 
     ``codec`` None: by expected restores, lossless without those. ``extract`` None: increments stay
-    as they are. ``priority`` None: every changed row is saved. ``floors`` None: where bases are
+    as they are. ``priority`` None: every changed row is saved. ``rollups`` None: where bases are
     taken by recovery time, a grid is made and every changed row is saved.
     """
 
@@ -24,17 +25,22 @@ class Strategy:
     codec: str | None
     extract: Extract | None = None
     priority: Priority | None = None
-    floors: bool | None = None
+    rollups: bool | None = None
+    floors: InitVar[bool | None] = None
+    """Deprecated: ``rollups``."""
 
     @property
-    def has_floors(self) -> bool:
-        """Whether increments are gathered into floors from time to time."""
-        if self.floors is not None:
-            return self.floors
+    def has_rollups(self) -> bool:
+        """Whether increments are gathered into rollups from time to time."""
+        if self.rollups is not None:
+            return self.rollups
         is_gridded = self.base == "recovery-time" and self.extract is not None
         return is_gridded and self.priority is None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, floors: bool | None) -> None:
+        if floors is not None:
+            warn_renamed("Strategy(floors=)", "rollups=", stacklevel=4)
+            object.__setattr__(self, "rollups", floors)
         check_policy(self.base)
         if self.extract is not None and deltas_since(self.base) != SINCE_LAST:
             raise InvalidRequestError(
@@ -48,16 +54,16 @@ class Strategy:
                 base=self.base,
                 todo="use base='consecutive' or base='recovery-time', or leave priority out",
             )
-        if self.floors and deltas_since(self.base) != SINCE_LAST:
+        if self.rollups and deltas_since(self.base) != SINCE_LAST:
             raise InvalidRequestError(
-                "a floor gathers increments: rows changed since the last checkpoint",
+                "a rollup gathers increments: rows changed since the last checkpoint",
                 base=self.base,
-                todo="use base='consecutive' or base='recovery-time', or leave floors out",
+                todo="use base='consecutive' or base='recovery-time', or leave rollups out",
             )
-        if self.floors and self.priority is not None:
+        if self.rollups and self.priority is not None:
             raise InvalidRequestError(
-                "a floor holds every changed row, and with a priority not every one is saved",
-                todo="leave floors or priority out",
+                "a rollup holds every changed row, and with a priority not every one is saved",
+                todo="leave rollups or priority out",
             )
 
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from holdfast.boundary.dense import check_aliases, check_row_state
 from holdfast.checkpoint.format.catalog import Catalog, CheckpointEntry, GridEntry, SegmentEntry
-from holdfast.checkpoint.format.deletion_vectors import StoredKills
+from holdfast.checkpoint.format.deletion_vectors import StoredDeletionVectors
 from holdfast.checkpoint.format.object import Extent, Index, read_index
 from holdfast.checkpoint.restoring import fetch, restore
 from holdfast.checkpoint.restoring.lifetimes import Contradiction, Lifetimes
@@ -205,23 +205,29 @@ class _View:
         for entry in catalog.checkpoints:
             for extent in (entry.dense, *entry.ranks):
                 self.holders.setdefault(extent.object, []).append((entry, extent))
-        self.grids = {g.kills.object: g for g in catalog.grids if g.kills is not None}
+        self.grids = {
+            g.deletion_vectors.object: g for g in catalog.grids if g.deletion_vectors is not None
+        }
         self._steps = catalog.steps
         self._schemas: dict[int, dict[str, TableSchema]] = {}
         self.lifetimes = Lifetimes(catalog)
-        self._kills: dict[GridEntry, StoredKills] = {}
+        self._vectors: dict[GridEntry, StoredDeletionVectors] = {}
 
-    def note_kills(self, grid: GridEntry, kills: StoredKills) -> None:
+    def note_vectors(self, grid: GridEntry, vectors: StoredDeletionVectors) -> None:
         """These are the deletion vectors of a grid."""
-        self._kills[grid] = kills
+        self._vectors[grid] = vectors
 
     def contradictions(self) -> Iterator[Contradiction]:
         """What the ids of all segments say together, once all are read."""
         yield from self.lifetimes.stored_twice()
         yield from self.lifetimes.gone_back()
         for grid in self.catalog.grids:
-            if grid.kills is None or grid in self._kills:  # else its damage was reported
-                yield from self.lifetimes.broken(grid, self._kills.get(grid, StoredKills()))
+            if (
+                grid.deletion_vectors is None or grid in self._vectors
+            ):  # else its damage was reported
+                yield from self.lifetimes.broken(
+                    grid, self._vectors.get(grid, StoredDeletionVectors())
+                )
 
     def schema_at(self, place: int, table: str) -> TableSchema | None:
         """A table as the checkpoint at a place has it."""
@@ -289,13 +295,13 @@ def _object_damages(storage: Storage, view: _View, name: str) -> Iterator[_Found
         except HoldfastError as error:
             yield extent.describe(), str(error), view.place_of(holder.step)
     grid = view.grids.get(name)
-    if grid is not None and grid.kills is not None:
-        named.add(grid.kills.offset)
+    if grid is not None and grid.deletion_vectors is not None:
+        named.add(grid.deletion_vectors.offset)
         try:
-            fetch.check_objects(storage, view.catalog, [grid.kills])
-            view.note_kills(grid, fetch.read_kills(storage, grid))
+            fetch.check_objects(storage, view.catalog, [grid.deletion_vectors])
+            view.note_vectors(grid, fetch.read_deletion_vectors(storage, grid))
         except HoldfastError as error:
-            yield grid.kills.describe(), str(error), view.steps_of(grid)
+            yield grid.deletion_vectors.describe(), str(error), view.steps_of(grid)
     for extent in extents:
         if extent.offset in named:
             continue
@@ -339,9 +345,9 @@ def _check_segment(
 
 def _check_server(catalog: Catalog, entry: SegmentEntry, ids_N: np.ndarray) -> None:
     """Where the rows of servers are stored apart, a segment holds rows of one."""
-    if catalog.shards is None or entry.born < catalog.shards.since:
+    if catalog.sharding is None or entry.born < catalog.sharding.since:
         return
-    servers_N = catalog.shards.placement.servers_of(ids_N)
+    servers_N = catalog.sharding.placement.servers_of(ids_N)
     if (servers_N != servers_N[0]).any():
         raise CorruptDataError(
             "a segment of one server holds rows of another", where=entry.extent.describe()

@@ -17,7 +17,7 @@ import numpy as np
 
 from holdfast.checkpoint.format import deletion_vectors
 from holdfast.checkpoint.format.catalog import Catalog, CheckpointEntry, GridEntry, SegmentEntry
-from holdfast.checkpoint.format.deletion_vectors import NO_KILLS, Kills
+from holdfast.checkpoint.format.deletion_vectors import NO_DELETIONS, DeletionVectors
 from holdfast.checkpoint.format.object import Extent, read_index
 from holdfast.checkpoint.restoring import fetch, restore
 from holdfast.checkpoint.run import Run
@@ -28,35 +28,35 @@ from holdfast.report.grid import Bundle, GridCell, GridView, StepRead
 def look(
     run: Run, *, base: int | None = None, step: int | None = None, table: str | None = None
 ) -> GridView:
-    """The grid over a base or floor (default: the step's, or the newest), and what ``step`` reads.
+    """The grid over a base or rollup (default: the step's, or the newest), and what ``step`` reads.
 
     Raises:
         NotFoundError: no grid, no such base, step or table; lists those that exist.
-        InvalidRequestError: the step stands on another base or floor.
+        InvalidRequestError: the step stands on another base or rollup.
     """
     catalog = run.catalog
     grid = _choose_grid(run, base, step)
     members = [entry for entry in catalog.checkpoints if catalog.grid_of(entry) == grid]
-    bottom_step = members[0].base if members else grid.floor
+    bottom_step = members[0].base if members else grid.rollup
     names = _choose_tables(catalog, members, table)
     above = [
         s
         for s in catalog.segments
-        if s.born > grid.floor and (grid.end is None or s.born < grid.end) and s.table in names
+        if s.born > grid.rollup and (grid.end is None or s.born < grid.end) and s.table in names
     ]
     bottom = [s for s in catalog.segments if s.born == bottom_step and s.table in names]
-    below = [s for s in catalog.segments if s.born == grid.floor and s.table in names]
-    below = below if grid.floor > bottom_step else []
-    kills = fetch.read_kills(run.storage, grid)
+    below = [s for s in catalog.segments if s.born == grid.rollup and s.table in names]
+    below = below if grid.rollup > bottom_step else []
+    vectors = fetch.read_deletion_vectors(run.storage, grid)
     read = [] if step is None else _read_by(catalog, step, names)
-    chunks = _look_at_chunks(run, grid, above, kills, step, {s.extent for s in read})
+    chunks = _look_at_chunks(run, grid, above, vectors, step, {s.extent for s in read})
     births = {s.born for s in above}
-    kept = {entry.step for entry in members if entry.step > grid.floor}
+    kept = {entry.step for entry in members if entry.step > grid.rollup}
     return GridView(
         url=run.url,
-        floors=tuple(item.floor for item in catalog.grids),
+        rollups=tuple(item.rollup for item in catalog.grids),
         base=bottom_step,
-        floor=grid.floor,
+        rollup=grid.rollup,
         end=grid.end,
         through=grid.through,
         tables=names,
@@ -66,18 +66,18 @@ def look(
         base_chunks=len(bottom),
         base_rows=sum(s.rows for s in bottom),
         base_bytes=sum(s.extent.bytes for s in bottom),
-        floor_chunks=len(below),
-        floor_rows=sum(s.rows for s in below),
-        floor_bytes=sum(s.extent.bytes for s in below),
-        killed_rows=sum(len(vector) for (name, _), vector in kills.items() if name in names),
-        kills_bytes=0 if grid.kills is None else grid.kills.bytes,
+        rollup_chunks=len(below),
+        rollup_rows=sum(s.rows for s in below),
+        rollup_bytes=sum(s.extent.bytes for s in below),
+        deleted_rows=sum(len(vector) for (name, _), vector in vectors.items() if name in names),
+        deletion_vector_bytes=0 if grid.deletion_vectors is None else grid.deletion_vectors.bytes,
         waiting=tuple(sorted(born for born in births if born > grid.through)),
         read=None if step is None else _add_up(grid, bottom_step, step, read, chunks),
     )
 
 
 def _choose_grid(run: Run, base: int | None, step: int | None) -> GridEntry:
-    grids = {grid.floor: grid for grid in run.catalog.grids}
+    grids = {grid.rollup: grid for grid in run.catalog.grids}
     if not grids:
         raise NotFoundError(
             "the run has no grid",
@@ -85,19 +85,19 @@ def _choose_grid(run: Run, base: int | None, step: int | None) -> GridEntry:
             todo="a grid is made of increments: train with strategy='incrcp'",
         )
     if base is not None and base not in grids:
-        raise NotFoundError("no grid of this base or floor", base=base, grids=list(grids))
+        raise NotFoundError("no grid of this base or rollup", base=base, grids=list(grids))
     if step is None:
         return grids[max(grids) if base is None else base]
     entry = run.catalog.checkpoint(step)
     grid = run.catalog.grid_of(entry)
-    floor = run.catalog.floor_of(entry)
-    if base is not None and floor != base:
+    rollup = run.catalog.rollup_of(entry)
+    if base is not None and rollup != base:
         raise InvalidRequestError(
-            "the step stands on another base or floor", step=step, its_own=floor, base=base,
-            todo=f"leave --base out, or give --base {floor}",
+            "the step stands on another base or rollup", step=step, its_own=rollup, base=base,
+            todo=f"leave --base out, or give --base {rollup}",
         )  # fmt: skip
     if grid is None:
-        raise NotFoundError("the step is in no grid", step=step, its_own=floor, grids=list(grids))
+        raise NotFoundError("the step is in no grid", step=step, its_own=rollup, grids=list(grids))
     return grid
 
 
@@ -134,23 +134,23 @@ def _look_at_chunks(
     run: Run,
     grid: GridEntry,
     segments: Sequence[SegmentEntry],
-    kills: Kills,
+    vectors: DeletionVectors,
     step: int | None,
     read: set[Extent],
 ) -> list[_Chunk]:
     parts = fetch.PartReader(run.storage)
     chunks = []
     for entry in segments:
-        # A chunk that lives until the next base or floor is row 0 of a grid that is finished.
+        # A chunk that lives until the next base or rollup is row 0 of a grid that is finished.
         died = None if entry.died == grid.end else entry.died
         dead = masked = 0
         is_read = entry.extent in read
-        has_vector = (entry.table, entry.born) in kills
+        has_vector = (entry.table, entry.born) in vectors
         may_have_deaths = died is not None or entry.deaths_through is not None
         if entry.born <= grid.through and (has_vector or may_have_deaths):
             ids_N, deaths_N = parts.ids_and_deaths(entry)
             outer_N = deletion_vectors.look_up(
-                kills.get((entry.table, entry.born), NO_KILLS), ids_N
+                vectors.get((entry.table, entry.born), NO_DELETIONS), ids_N
             )
             until = grid.through if died is None else died - 1
             dead = _count_dead(until, outer_N, deaths_N)
@@ -195,7 +195,9 @@ def _look_at_objects(run: Run, segments: Sequence[SegmentEntry]) -> tuple[Bundle
     for entry in run.catalog.segments:
         living.setdefault(entry.extent.object, []).append(entry.extent)
     named = {entry.dense for entry in run.catalog.checkpoints}
-    named |= {grid.kills for grid in run.catalog.grids if grid.kills is not None}
+    named |= {
+        grid.deletion_vectors for grid in run.catalog.grids if grid.deletion_vectors is not None
+    }
     bundles = []
     for name in sorted({s.extent.object for s in segments}):
         alive = set(living[name])
@@ -222,16 +224,16 @@ def _add_up(
     chunks: Sequence[_Chunk],
 ) -> StepRead:
     base = [s for s in read if s.born <= bottom_step]
-    floor = [s for s in read if bottom_step < s.born <= grid.floor]
-    above = [s for s in read if s.born > grid.floor]
+    rollup = [s for s in read if bottom_step < s.born <= grid.rollup]
+    above = [s for s in read if s.born > grid.rollup]
     return StepRead(
         step=step,
         base_segments=len(base),
         base_rows=sum(s.rows for s in base),
         base_bytes=sum(s.extent.bytes for s in base),
-        floor_segments=len(floor),
-        floor_rows=sum(s.rows for s in floor),
-        floor_bytes=sum(s.extent.bytes for s in floor),
+        rollup_segments=len(rollup),
+        rollup_rows=sum(s.rows for s in rollup),
+        rollup_bytes=sum(s.extent.bytes for s in rollup),
         segments=len(above),
         rows=sum(s.rows for s in above),
         bytes=sum(s.extent.bytes for s in above),

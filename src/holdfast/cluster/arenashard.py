@@ -41,7 +41,7 @@ from holdfast.cluster.reserve import Reserve
 from holdfast.cluster.spec import DIFFERENCE, GRADIENT, PROPAGATIONS, granules_of
 from holdfast.cluster.uses import Span
 from holdfast.errors import InvalidRequestError
-from holdfast.kernels.rows import places
+from holdfast.kernels.rows import placed_rows
 from holdfast.kernels.servers import galois, initial, optimizers, replicas
 from holdfast.kernels.servers import shard as kernels
 from holdfast.kernels.servers import slab as slabs
@@ -364,7 +364,7 @@ class ArenaShard:
         """Add what is told of rows to the parts of the servers with their parities, in order."""
         if len(slots_K) == 0:
             return
-        at_F, slots_F, positions_F, ends = places.sort_parities(
+        at_F, slots_F, positions_F, ends = placed_rows.sort_parities(
             self.ids_M[slots_K], self.spec.placement.numbers
         )
         values_FW = values_KW[at_F]

@@ -366,4 +366,4 @@ class ClusterCheckpointer:
 def _checked(strategy: Strategy) -> Strategy:
     """A strategy as a cluster can follow it: without a grid."""
     check_policy(strategy.base)
-    return dataclasses.replace(strategy, extract=None, floors=None)
+    return dataclasses.replace(strategy, extract=None, rollups=None)

@@ -37,7 +37,7 @@ from holdfast.cluster.pushes import Gradients
 from holdfast.cluster.spec import ClusterSpec
 from holdfast.cluster.view import View
 from holdfast.errors import HoldfastError, InvalidRequestError, UnavailableError
-from holdfast.kernels.rows import places
+from holdfast.kernels.rows import placed_rows
 
 _RETRY_S = 0.005
 _KEPT_MAX = 64  # pushes whose differences are not at parity yet
@@ -232,7 +232,7 @@ class Client:
     def _split(self, index: int, ids_N: Ids) -> list[tuple[int, np.ndarray, np.ndarray]]:
         """Rows of an arena by server: (server, which of them, their slots there)."""
         numbers = self.spec.arenas[index].placement.numbers
-        at_N, slots_N, ends = places.sort_rows(ids_N, numbers)
+        at_N, slots_N, ends = placed_rows.sort_rows(ids_N, numbers)
         return [
             (server, at_N[start:stop], slots_N[start:stop])
             for server, (start, stop) in enumerate(itertools.pairwise(ends))

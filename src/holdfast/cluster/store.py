@@ -330,9 +330,9 @@ def _is_known_apart(catalog: Catalog, placement: Placement, step: int) -> bool:
 
     Where tables are placed differently it cannot say so (clustersave.py).
     """
-    shards = catalog.shards
-    is_since = shards is not None and shards.since <= catalog.checkpoint(step).base
-    return is_since and shards is not None and shards.placement == sharding_of(placement)
+    sharding = catalog.sharding
+    is_since = sharding is not None and sharding.since <= catalog.checkpoint(step).base
+    return is_since and sharding is not None and sharding.placement == sharding_of(placement)
 
 
 def _not_apart(entry: SegmentEntry, server: int) -> CorruptDataError:

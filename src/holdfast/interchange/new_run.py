@@ -37,8 +37,8 @@ from holdfast.checkpoint.store import catalogs
 from holdfast.checkpoint.store.writer import RunWriter
 from holdfast.errors import HoldfastError, InvalidRequestError, UnavailableError
 from holdfast.interchange.adopt import AdoptedTable
-from holdfast.model.pieces import Piece
 from holdfast.model.schema import TableSchema
+from holdfast.model.shard import Shard
 from holdfast.storage.base import ObjectWriter, Storage
 
 _STAGING_BUFFERS = 8
@@ -53,7 +53,7 @@ class _Rows:
     def __init__(self, table: AdoptedTable) -> None:
         self._columns = table.columns
         self._schema = table.schema
-        self.piece = Piece(table.schema.rows, table.schema.width)
+        self.shard = Shard(table.schema.rows, table.schema.width)
 
     def schema(self) -> TableSchema:
         """The columns there are."""

@@ -27,8 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.errors import InvalidRequestError
 from holdfast.model.names import plain_name
-from holdfast.model.pieces import Piece
 from holdfast.model.schema import TableSchema, cuts_of, holds, state_shape, whole_schema
+from holdfast.model.shard import Shard
 from holdfast.model.tables import (
     Loading,
     Table,
@@ -204,10 +204,10 @@ class ModelState:
         model: nn.Module,
         optimizer: Any = None,
         *,
-        pieces: Mapping[str, Piece] | None = None,
+        shards: Mapping[str, Shard] | None = None,
         is_replicated: bool = False,
     ) -> None:
-        """``pieces``: which parameters are parts of larger tables; ``is_replicated``: the other
+        """``shards``: which parameters are parts of larger tables; ``is_replicated``: the other
         tables are the same in every process."""
         if not isinstance(model, nn.Module):
             raise InvalidRequestError(
@@ -217,7 +217,7 @@ class ModelState:
         _check_names(model)
         self.model = model
         self.optimizers = as_optimizers(optimizer)
-        self._pieces = dict(pieces or {})
+        self._shards = dict(shards or {})
         self._is_replicated = is_replicated
         self._claimed = claim_tables(model, list(self.optimizers.values()))
         self._load_network = self._claimed.load_network or _load_network
@@ -225,9 +225,9 @@ class ModelState:
         names = [table.name for table in self.tables]
         if len(set(names)) != len(names):
             raise InvalidRequestError(
-                "two pieces of a table hold the same floats in one process",
+                "two shards of a table hold the same floats in one process",
                 tables=sorted({name for name in names if names.count(name) > 1}),
-                todo="give each process one piece of each range of columns",
+                todo="give each process one shard of each range of columns",
             )
 
     def _find_tables(self) -> list[Table]:
@@ -235,7 +235,7 @@ class ModelState:
         return find_tables(
             self.model,
             self.optimizers.values(),
-            pieces=self._pieces,
+            shards=self._shards,
             is_replicated=self._is_replicated,
         )
 
@@ -265,7 +265,7 @@ class ModelState:
     def parameter_names(self) -> dict[str, list[list[str]]]:
         """The names of each optimizer's parameters, tables among them, by group in its order."""
         return {
-            # Several pieces of a table are one parameter of the whole model.
+            # Several shards of a table are one parameter of the whole model.
             key: [list(dict.fromkeys(group)) for group in self._names_in(optimizer)]
             for key, optimizer in self.optimizers.items()
         }
@@ -302,7 +302,7 @@ class ModelState:
                 table.follow(now[name])
             self._take_tables(self._found)
             return
-        if self._pieces or self._is_replicated:
+        if self._shards or self._is_replicated:
             raise InvalidRequestError(
                 "a table's weight was replaced by a tensor of another kind",
                 tables=sorted(known.keys() | now.keys()),
@@ -330,14 +330,14 @@ class ModelState:
         """What is known of the tables held here besides their rows.
 
         Raises:
-            InvalidRequestError: a piece has state that is neither rows nor of the whole table.
+            InvalidRequestError: a shard has state that is neither rows nor of the whole table.
         """
         for table in self.tables:
-            scalars = {} if table.piece.is_whole else table.scalars()
+            scalars = {} if table.shard.is_whole else table.scalars()
             large = [k for k, v in scalars.items() if isinstance(v, torch.Tensor) and v.numel() > 1]
             if large:
                 raise InvalidRequestError(
-                    "a piece of a table has optimizer state that is not by rows",
+                    "a shard of a table has optimizer state that is not by rows",
                     table=table.name,
                     state=large,
                     todo="use an optimizer whose state has a row for each row of the table",
@@ -403,7 +403,7 @@ class ModelState:
                     "the checkpoint has a table that the model lacks", table=name, todo=todo
                 )
             schema = whole_schema(cuts)
-            shape, own = (schema.rows, schema.width), (table.piece.rows, table.piece.width)
+            shape, own = (schema.rows, schema.width), (table.shard.rows, table.shard.width)
             if shape != own:
                 raise InvalidRequestError(
                     "a table has another shape in the checkpoint",

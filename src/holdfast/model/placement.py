@@ -37,7 +37,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.errors import InvalidRequestError
-from holdfast.kernels.rows import places
+from holdfast.kernels.rows import placed_rows
 
 SERVERS_MAX = 1 << 16
 
@@ -103,7 +103,7 @@ class Placement:
         return self._round_rows // self.data
 
     @property
-    def numbers(self) -> places.Numbers:
+    def numbers(self) -> placed_rows.Numbers:
         """As kernels take them."""
         return _numbers(self)
 
@@ -131,7 +131,7 @@ class Placement:
         >>> Placement(6, data=2, parity=1, groups=2).servers_of(np.arange(8))
         array([0, 3, 1, 4, 2, 5, 0, 3])
         """
-        return places.servers_of(ids_N, self.numbers)
+        return placed_rows.servers_of(ids_N, self.numbers)
 
     def slots_of(self, ids_N: np.ndarray) -> np.ndarray:
         """The rank of each row among the rows of its server.
@@ -149,7 +149,7 @@ class Placement:
         >>> Placement(6, data=2, parity=1, groups=2).stripes_of(np.arange(8))
         array([0, 1, 0, 1, 2, 3, 2, 3])
         """
-        return places.stripes_of(ids_N, self.numbers)[0]
+        return placed_rows.stripes_of(ids_N, self.numbers)[0]
 
     def positions_of(self, ids_N: np.ndarray) -> np.ndarray:
         """The position of each row in its stripe, from 0 to ``data`` - 1.
@@ -157,7 +157,7 @@ class Placement:
         >>> Placement(6, data=2, parity=1, groups=2).positions_of(np.arange(8))
         array([0, 0, 1, 1, 0, 0, 1, 1])
         """
-        return places.stripes_of(ids_N, self.numbers)[1]
+        return placed_rows.stripes_of(ids_N, self.numbers)[1]
 
     def members_of(self, stripes_S: np.ndarray) -> np.ndarray:
         """The row ids of each stripe, one column for each position.
@@ -188,7 +188,7 @@ class Placement:
         >>> Placement(4, data=2, parity=1).parity_servers_of(np.arange(4)).ravel()
         array([2, 0, 3, 1])
         """
-        return places.parity_places(stripes_S, self.numbers)[0]
+        return placed_rows.parity_places(stripes_S, self.numbers)[0]
 
     def parity_slots_of(self, stripes_S: np.ndarray) -> np.ndarray:
         """The rank of each parity row among the parity rows of its server, one column for each.
@@ -196,7 +196,7 @@ class Placement:
         >>> Placement(4, data=2, parity=1).parity_slots_of(np.arange(6)).ravel()
         array([0, 0, 0, 0, 1, 1])
         """
-        return places.parity_places(stripes_S, self.numbers)[1]
+        return placed_rows.parity_places(stripes_S, self.numbers)[1]
 
     def rows_of(self, server: int, rows: int) -> np.ndarray:
         """The row ids a server holds of a table of so many rows, in the order of their slots.
@@ -246,7 +246,7 @@ class Placement:
         for index in range(self.parity):
             # Of every ``step`` rounds one brings this parity row here, once.
             rounds_R = np.arange((within - index) % step, rounds, step)
-            turns_R = places.turns_of(within - index - rounds_R, self.numbers)
+            turns_R = placed_rows.turns_of(within - index - rounds_R, self.numbers)
             stripes.append((rounds_R * self._round_stripes + turns_R) * self.groups + group)
             indices.append(np.full(len(rounds_R), index))
         if not stripes:
@@ -265,7 +265,7 @@ class Placement:
         self.check_server(server)
         group, within = divmod(server, self._group_servers)
         stripes = -(-self._group_rows(group, rows) // self.data)
-        return places.parities_before(stripes, within, self.numbers)
+        return placed_rows.parities_before(stripes, within, self.numbers)
 
     def check_server(self, server: int) -> None:
         """Refuse a number that is no server's.
@@ -284,14 +284,14 @@ class Placement:
 
 
 @functools.lru_cache(maxsize=256)
-def _numbers(placement: Placement) -> places.Numbers:
+def _numbers(placement: Placement) -> placed_rows.Numbers:
     within = placement.servers // placement.groups
     rows = math.lcm(placement.data, within)
     step = math.gcd(placement.data, within)
     stripes = rows // placement.data
     # A stripe's parity rows come after its data rows: (turn + 1) * data, modulo the servers.
     inverse = pow(placement.data // step, -1, stripes)
-    return places.Numbers(
+    return placed_rows.Numbers(
         placement.servers, placement.data, placement.parity, placement.groups, within, rows,
         stripes, step, inverse,
     )  # fmt: skip

@@ -4,8 +4,8 @@ First thing in the flow: from a model and its optimizers to its tables, each a s
 the same rows (the weights first, then the optimizer's row state). What is a table is decided here
 and nowhere else; what is left is dense state (model_state.py).
 
-A process may hold a table whole or a piece of it (pieces.py). A ``Table`` is what it holds: its
-rows are local, counted from 0, and only its piece knows what they are called elsewhere. A library
+A process may hold a table whole or a shard of it (shard.py). A ``Table`` is what it holds: its
+rows are local, counted from 0, and only its shard knows what they are called elsewhere. A library
 that shards models by itself brings tables of its own: subclasses that override some methods
 (*adapters*), found by the module that ``ADAPTERS`` names for its package.
 
@@ -38,9 +38,9 @@ from holdfast.kernels.rows import gather as row_kernels
 from holdfast.model import devices
 from holdfast.model.dtypes import array_dtype, as_bits, fill_nan
 from holdfast.model.names import plain_name
-from holdfast.model.pieces import Piece
 from holdfast.model.placement import Placement
 from holdfast.model.schema import DTYPE_BYTES, Column, TableSchema
+from holdfast.model.shard import Shard
 from holdfast.model.tensors import as_array, as_tensor, dtype_name, is_column_dtype
 
 # Takes local rows that training has just changed; a tensor where they are on a device.
@@ -65,26 +65,26 @@ class Table:
         modules: Sequence[nn.Module] = (),
         optimizer: torch.optim.Optimizer | None = None,
         *,
-        piece: Piece | None = None,
+        shard: Shard | None = None,
     ) -> None:
-        """``name`` is the whole table's; ``piece`` None: all of it is held."""
-        if piece is None:
+        """``name`` is the whole table's; ``shard`` None: all of it is held."""
+        if shard is None:
             assert parameter is not None
-            piece = Piece(int(parameter.shape[0]), int(parameter.shape[1]))
-        self.whole_name = name if piece.table is None else piece.table
-        self.piece = piece
+            shard = Shard(int(parameter.shape[0]), int(parameter.shape[1]))
+        self.whole_name = name if shard.table is None else shard.table
+        self.shard = shard
         self._parameter = parameter
         self.modules = list(modules)
         self.optimizer = optimizer
-        self.rows = piece.local_rows
+        self.rows = shard.local_rows
         """How many are held here."""
-        self.width = len(piece.floats)
-        self.name = piece.schema(self.whole_name).name
+        self.width = len(shard.floats)
+        self.name = shard.schema(self.whole_name).name
         if parameter is not None and tuple(parameter.shape) != (self.rows, self.width):
             raise InvalidRequestError(
-                "a piece has another shape than its parameter",
+                "a shard has another shape than its parameter",
                 table=self.whole_name,
-                piece=(self.rows, self.width),
+                shard=(self.rows, self.width),
                 parameter=tuple(parameter.shape),
             )
         if parameter is not None and not is_column_dtype(parameter.dtype):
@@ -93,7 +93,7 @@ class Table:
                 table=self.whole_name,
                 dtype=str(parameter.dtype),
                 known=list(DTYPE_BYTES),
-                todo="leave it out of pieces=: it then goes along whole",
+                todo="leave it out of shards=: it then goes along whole",
             )
 
     # What adapters override.
@@ -139,7 +139,7 @@ class Table:
         )
 
     def scalars(self) -> dict[str, Any]:
-        """Optimizer state of the whole table: not rows. The same wherever a piece of it is held."""
+        """Optimizer state of the whole table: not rows. The same wherever a shard of it is held."""
         if self.optimizer is None:
             return {}
         state = self.optimizer.state.get(self.parameter, {})
@@ -172,12 +172,12 @@ class Table:
             for key, value in self.state_tensors().items()
         ]
         dtype = dtype_name(self.weight().dtype)
-        return self.piece.schema(self.whole_name, tuple(state), dtype=dtype)
+        return self.shard.schema(self.whole_name, tuple(state), dtype=dtype)
 
     def state_shapes(self) -> dict[str, list[int]]:
         """The shape of row state as if all rows were held."""
         return {
-            key: [self.piece.rows, *value.shape[1:]] for key, value in self.state_tensors().items()
+            key: [self.shard.rows, *value.shape[1:]] for key, value in self.state_tensors().items()
         }
 
     def tensors(self) -> list[torch.Tensor]:
@@ -340,7 +340,7 @@ def find_tables(
     model: nn.Module,
     optimizers: Iterable[torch.optim.Optimizer] = (),
     *,
-    pieces: Mapping[str, Piece] | None = None,
+    shards: Mapping[str, Shard] | None = None,
     is_replicated: bool = False,
 ) -> list[Table]:
     """The model's tables in the order of its modules, each named as in the plain model's
@@ -348,20 +348,20 @@ def find_tables(
 
     Two modules that share one weight are one table. Embeddings that are not contiguous, or of a
     type that no column has (schema.py), are not tables: they go along whole as dense state.
-    ``pieces`` says by the names of parameters which of them are parts of larger tables; the others
+    ``shards`` says by the names of parameters which of them are parts of larger tables; the others
     are whole, and the same in every process if ``is_replicated``.
 
     Raises:
         InvalidRequestError: a table is in two optimizers, or there is no such parameter.
     """
     owners = find_owners(optimizers)
-    left = {plain_name(name): piece for name, piece in (pieces or {}).items()}
+    left = {plain_name(name): shard for name, shard in (shards or {}).items()}
     found: dict[int, Table] = {}
     for path, module in model.named_modules():
         for kind, weight in module.named_parameters(recurse=False):
             name = plain_name(f"{path}.{kind}" if path else kind)
-            piece = left.pop(name, None)
-            if piece is None and not (kind == "weight" and _is_table(module)):
+            shard = left.pop(name, None)
+            if shard is None and not (kind == "weight" and _is_table(module)):
                 continue
             if id(weight) in found:
                 found[id(weight)].modules.append(module)
@@ -370,21 +370,21 @@ def find_tables(
                 raise InvalidRequestError(
                     "a table is a distributed tensor",
                     table=name,
-                    todo="leave the tables out of it, or hold local tensors and declare pieces=",
+                    todo="leave the tables out of it, or hold local tensors and declare shards=",
                 )
             if len(owners.get(id(weight), ())) > 1:
                 raise InvalidRequestError(
                     "a table is in two optimizers", table=name, todo="give each table one optimizer"
                 )
-            if piece is None:
+            if shard is None:
                 rows, width = weight.shape
-                piece = Piece(int(rows), int(width), is_replicated=is_replicated)
+                shard = Shard(int(rows), int(width), is_replicated=is_replicated)
             modules = [module] if isinstance(module, nn.Embedding | nn.EmbeddingBag) else []
             optimizer = next(iter(owners.get(id(weight), ())), None)
-            found[id(weight)] = Table(name, weight, modules, optimizer, piece=piece)
+            found[id(weight)] = Table(name, weight, modules, optimizer, shard=shard)
     if left:
         raise InvalidRequestError(
-            "the model has no such parameter", pieces=sorted(left), todo="name them as state_dict()"
+            "the model has no such parameter", shards=sorted(left), todo="name them as state_dict()"
         )
     return list(found.values())
 

@@ -72,15 +72,15 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True)
 class StepRead:
-    """What a restore of one step reads: of the base, of the floor, and of the grid above them."""
+    """What a restore of one step reads: of the base, of the rollup, and of the grid above them."""
 
     step: int
     base_segments: int
     base_rows: int
     base_bytes: int
-    floor_segments: int
-    floor_rows: int
-    floor_bytes: int
+    rollup_segments: int
+    rollup_rows: int
+    rollup_bytes: int
     segments: int
     rows: int
     bytes: int
@@ -94,11 +94,11 @@ class GridView:
     """One grid of a run: its cells, its objects, and what one step reads of it."""
 
     url: str
-    floors: tuple[int, ...]
-    """What each grid of the run stands on: the step of a floor, or of a base."""
+    rollups: tuple[int, ...]
+    """What each grid of the run stands on: the step of a rollup, or of a base."""
     base: int
-    floor: int
-    """The step of the base where no floor lies between."""
+    rollup: int
+    """The step of the base where no rollup lies between."""
     end: int | None
     through: int
     tables: tuple[str, ...]
@@ -108,19 +108,19 @@ class GridView:
     base_chunks: int
     base_rows: int
     base_bytes: int
-    floor_chunks: int
-    floor_rows: int
-    floor_bytes: int
-    killed_rows: int
-    kills_bytes: int
+    rollup_chunks: int
+    rollup_rows: int
+    rollup_bytes: int
+    deleted_rows: int
+    deletion_vector_bytes: int
     waiting: tuple[int, ...]
     """Births that extraction has not worked off."""
     read: StepRead | None = None
 
     @property
-    def has_floor(self) -> bool:
-        """Whether the grid stands on a floor over its base."""
-        return self.floor > self.base
+    def has_rollup(self) -> bool:
+        """Whether the grid stands on a rollup over its base."""
+        return self.rollup > self.base
 
     @property
     def total(self) -> GridCell:
@@ -258,7 +258,7 @@ def render(
     if seen.cells:
         parts += [draw(seen, width=width, by=by, lines_max=lines_max), Text()]
     else:
-        below = "floor" if seen.has_floor else "base"
+        below = "rollup" if seen.has_rollup else "base"
         parts += [Text(f"no chunks yet: nothing changed since the {below}", style="dim"), Text()]
     parts += [totals_table(seen), Text(), notes(seen)]
     return Group(*parts)
@@ -270,15 +270,15 @@ def header(seen: GridView) -> RenderableType:
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     grid.add_row("run", seen.url)
-    others = [floor for floor in seen.floors if floor != seen.floor]
-    text = f"{seen.floor}"
-    if seen.has_floor:
+    others = [rollup for rollup in seen.rollups if rollup != seen.rollup]
+    text = f"{seen.rollup}"
+    if seen.has_rollup:
         text += f", over the base of step {seen.base}"
     if seen.end is not None:
         text += f", ended at step {seen.end}"
     if others:
         text += f" ({words.counted(len(others), 'other grid')}, of {_some(others)}: --base)"
-    below = "floor" if seen.has_floor else "base"
+    below = "rollup" if seen.has_rollup else "base"
     grid.add_row(f"grid of {below}", text)
     grid.add_row("tables", _some(seen.tables))
     grid.add_row("checkpoints", f"{words.count(len(seen.checkpoints))} since the {below}")
@@ -371,15 +371,15 @@ def measured(number: int, by: str) -> str:
 
 
 def totals_table(seen: GridView) -> Table:
-    """Chunks, rows, bytes and dead rows: of base and floor, of row 0, of the cells."""
+    """Chunks, rows, bytes and dead rows: of base and rollup, of row 0, of the cells."""
     table = make_table("Chunks")
     table.add_column("", no_wrap=True)
     add_numbers(table, "chunks", "rows", "size", "dead in place", "of its rows")
     table.add_row("base", words.count(seen.base_chunks), words.count(seen.base_rows),
                   words.size(seen.base_bytes), "", "", style="dim")  # fmt: skip
-    if seen.has_floor:
-        table.add_row("floor", words.count(seen.floor_chunks), words.count(seen.floor_rows),
-                      words.size(seen.floor_bytes), "", "", style="dim")  # fmt: skip
+    if seen.has_rollup:
+        table.add_row("rollup", words.count(seen.rollup_chunks), words.count(seen.rollup_rows),
+                      words.size(seen.rollup_bytes), "", "", style="dim")  # fmt: skip
     for name, part in (("alive (row 0)", seen.alive), ("extracted", seen.extracted)):
         table.add_row(name, *_numbers(part))
     table.add_section()
@@ -419,10 +419,10 @@ def note_lines(seen: GridView) -> list[tuple[str, str]]:
             f"{words.counted(read.base_segments, 'segment')} of the base, "
             f"{words.size(read.base_bytes)}"
         )
-        if seen.has_floor:
+        if seen.has_rollup:
             text += (
-                f", and {words.counted(read.floor_segments, 'segment')} of the floor, "
-                f"{words.size(read.floor_bytes)}"
+                f", and {words.counted(read.rollup_segments, 'segment')} of the rollup, "
+                f"{words.size(read.rollup_bytes)}"
             )
         if read.waiting_segments:
             text += f"; {read.waiting_segments} are not worked off and replayed in order"
@@ -449,8 +449,8 @@ def note_lines(seen: GridView) -> list[tuple[str, str]]:
     lines.append(
         (
             "deletion vectors",
-            f"name {words.counted(seen.killed_rows, 'row')}, {words.size(seen.kills_bytes)}; "
-            f"worked off up to step {seen.through}",
+            f"name {words.counted(seen.deleted_rows, 'row')}, "
+            f"{words.size(seen.deletion_vector_bytes)}; worked off up to step {seen.through}",
         )
     )
     if seen.waiting:

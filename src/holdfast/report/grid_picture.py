@@ -63,7 +63,7 @@ def _title(seen: GridView, plan: Layout) -> str:
     where = f"{len(seen.tables)} tables"
     if len(seen.tables) == 1:
         where = f"table {visible(seen.tables[0], most=NAME_MAX)}"
-    below = f"floor {seen.floor} over base" if seen.has_floor else "base"
+    below = f"rollup {seen.rollup} over base" if seen.has_rollup else "base"
     below += f" {seen.base}"
     text = (
         f"Chunk grid of {below}: {where}, "

@@ -138,7 +138,7 @@ class Shared:
             atexit.register(shutil.rmtree, path, ignore_errors=True)
             write_grid_store(open_storage(str(path)), TABLES[:2])
             self._store = Store(path)
-            extent = hf.open(path).catalog.grids[0].kills
+            extent = hf.open(path).catalog.grids[0].deletion_vectors
             assert extent is not None
             data = (path / extent.object).read_bytes()
             self.kills = data[extent.offset : extent.offset + extent.bytes]

@@ -19,7 +19,7 @@ from holdfast.checkpoint.format import deletion_vectors
 from holdfast.checkpoint.format.catalog import SegmentEntry
 from holdfast.checkpoint.format.checksum import as_hex, checksum
 from holdfast.checkpoint.format.codec import parse_codec
-from holdfast.checkpoint.format.deletion_vectors import Vector
+from holdfast.checkpoint.format.deletion_vectors import DeletionVector
 from holdfast.checkpoint.format.object import Extent
 from holdfast.checkpoint.format.segment import Segment, encode_segment, header_bytes
 from holdfast.checkpoint.restoring.destination import whole
@@ -92,20 +92,22 @@ def read_segment(
             segment.decode_some(column, np.arange(0, len(ids_N), 2))
         again = segment.take(np.arange(0, len(ids_N), 2), has_filter=True, deaths_K=None)
         Segment(memoryview(joined(again.buffers)), where="again").decode(0)
-    for masks in (KILLS, {}):
+    for masks in (DELETION_VECTORS, {}):
         scatter(data, [whole[1:-1] for whole in guarded], masks, schema, good)
     for whole in guarded:
         assert (whole[[0, -1]] == 7).all()
 
 
 # Rows that the table does not have, and that the segment does not.
-KILLS = {("t", 5): Vector(np.array([0, 6, 7, 31, 10**9]), np.array([9, 30, 21, 21, 22]))}
+DELETION_VECTORS = {
+    ("t", 5): DeletionVector(np.array([0, 6, 7, 31, 10**9]), np.array([9, 30, 21, 21, 22]))
+}
 
 
 def scatter(
     data: bytes,
     targets: list[np.ndarray],
-    kills: deletion_vectors.Kills,
+    kills: deletion_vectors.DeletionVectors,
     schema: TableSchema,
     good: Sequence[bytes],
 ) -> None:

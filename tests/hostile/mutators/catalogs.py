@@ -271,7 +271,7 @@ def a_grid(laid: Laid, rng: random.Random) -> str | None:
         return f"vectors {one[3]}"
     if at == 4:
         grids.remove(one)
-        return f"of floor {one[0]} gone"
+        return f"of rollup {one[0]} gone"
     one[2] = rng.choice(steps)
     one[1] = rng.choice((None, one[2] + 1))
     return f"{one[:3]}"

@@ -20,7 +20,9 @@ from tests.hostile.mutators.segment_bytes import ids_of, read_segment
 from tests.hostile.mutators.stored_run import Part, StoredRun, json_bytes
 
 HEAD = struct.Struct("<8sQ")
-Kills = dict[tuple[str, int], dict[int, int]]  # by table and birth: the step each row died at
+DeletionVectors = dict[
+    tuple[str, int], dict[int, int]
+]  # by table and birth: the step each row died at
 
 
 @dataclass(slots=True)
@@ -46,13 +48,13 @@ def read_vectors(data: bytes) -> Vectors:
     return Vectors(head, rest[:ids_bytes], rest[ids_bytes:])
 
 
-def kills_in(data: bytes) -> Kills:
+def kills_in(data: bytes) -> DeletionVectors:
     """What a segment of kills says."""
     found = read_vectors(data)
     ids = np.frombuffer(found.ids, f"<u{found.head['id_bytes']}").tolist()
     steps = found.head["steps"]
     index = np.frombuffer(found.index, "<u2" if len(steps) <= 65536 else "<u4").tolist()
-    kills: Kills = {}
+    kills: DeletionVectors = {}
     at = 0
     for table, born, count in found.head["vectors"]:
         rows = zip(ids[at : at + count], index[at : at + count], strict=True)
@@ -61,8 +63,8 @@ def kills_in(data: bytes) -> Kills:
     return kills
 
 
-def write_kills(kills: Kills, *, id_bytes: int = 4) -> bytes:
-    """Kills as the format has them."""
+def write_kills(kills: DeletionVectors, *, id_bytes: int = 4) -> bytes:
+    """DeletionVectors as the format has them."""
     kept = {key: rows for key, rows in sorted(kills.items()) if rows}
     tables = sorted({table for table, _ in kept})
     steps = sorted({step for rows in kept.values() for step in rows.values()})
@@ -81,7 +83,7 @@ def write_kills(kills: Kills, *, id_bytes: int = 4) -> bytes:
     ).write()
 
 
-def _choose(run: StoredRun, rng: random.Random) -> tuple[list[Any], Part, Kills] | None:
+def _choose(run: StoredRun, rng: random.Random) -> tuple[list[Any], Part, DeletionVectors] | None:
     """A grid with its vectors; empty ones where it had none."""
     grids = run.body.get("grids", [])
     if not grids:

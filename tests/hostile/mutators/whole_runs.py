@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.hostile.mutators.deletion_vectors import Kills, kills_in, write_kills
+from tests.hostile.mutators.deletion_vectors import DeletionVectors, kills_in, write_kills
 from tests.hostile.mutators.dense_trees import read_dense
 from tests.hostile.mutators.hostile_values import text
 from tests.hostile.mutators.registry import PARTS, mutator
@@ -22,7 +22,7 @@ from tests.hostile.mutators.segment_bytes import decode_deaths, ids_of, read_seg
 from tests.hostile.mutators.stored_run import Part, StoredObject, StoredRun
 
 
-def _change_kills(run: StoredRun, change: Callable[[Kills], Kills]) -> None:
+def _change_kills(run: StoredRun, change: Callable[[DeletionVectors], DeletionVectors]) -> None:
     for _, part in run.parts("kills"):
         part.data = write_kills(change(kills_in(part.data)))
 

@@ -17,7 +17,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast import events
-from holdfast.checkpoint.format.catalog import Catalog, Recovery, SegmentEntry
+from holdfast.checkpoint.format.catalog import Catalog, RestoreTiming, SegmentEntry
 from holdfast.checkpoint.restoring.fetch import PartReader
 from holdfast.checkpoint.restoring.restore import RestoreStats, restore_rows
 from holdfast.storage import Storage, open_storage
@@ -49,7 +49,7 @@ class Life:
         extract: hf.Extract | None = None,
         base: str = "recovery-time",
         codec: str = "fp32",
-        floors: bool = False,
+        rollups: bool = False,
         **settings: Any,
     ) -> None:
         self.storage = open_storage(str(storage)) if isinstance(storage, Path | str) else storage
@@ -62,7 +62,7 @@ class Life:
             self.storage,
             model=self.model,
             optimizer=torch.optim.SGD(self.model.parameters(), lr=0.1),
-            strategy=hf.Strategy("mine", base=base, codec=codec, extract=extract, floors=floors),
+            strategy=hf.Strategy("mine", base=base, codec=codec, extract=extract, rollups=rollups),
             threads=1,
             events=self._hear,
             **settings,
@@ -121,8 +121,8 @@ class Life:
 
     def expect_base(self, *, is_base: bool) -> None:
         """Make the recovery-time policy decide so: as if the last restore was slow, or fast."""
-        slow = Recovery(1, 1e-9, 1, 1e9 if is_base else 0.0)
-        self.ck._writer.note(lambda now: dataclasses.replace(now, recoveries=(slow,)))
+        slow = RestoreTiming(1, 1e-9, 1, 1e9 if is_base else 0.0)
+        self.ck._writer.note(lambda now: dataclasses.replace(now, restore_timings=(slow,)))
 
     def note(self, step: int, left: Iterable[int], right: Iterable[int]) -> None:
         """What a committed step was; what came after it before is forgotten."""

@@ -194,7 +194,11 @@ def test_a_table_that_did_not_change_is_not_read(trained: tuple[Path, Copies]) -
 def test_only_objects_of_the_two_steps_are_read(trained: tuple[Path, Copies]) -> None:
     run, calls = reads(trained[0], lambda run: diff_steps(run, 8, 10))
     needed = {s.extent.object for step in (8, 10) for s in run.catalog.alive(step)}
-    needed |= {grid.kills.object for grid in run.catalog.grids if grid.kills is not None}
+    needed |= {
+        grid.deletion_vectors.object
+        for grid in run.catalog.grids
+        if grid.deletion_vectors is not None
+    }
     assert {call.split()[1] for call in calls} <= needed
 
 

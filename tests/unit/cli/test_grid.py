@@ -27,7 +27,7 @@ def restored(opened: hf.Run, step: int) -> restore.RestoreStats:
 def test_cells_hold_every_chunk_of_the_grid_once(call, gridded: Path) -> None:
     code, data, _ = call("inspect", gridded, "--grid")
     assert code == 0
-    assert (data["base"], data["floor"], data["floors"], data["end"]) == (45, 45, [5, 45], None)
+    assert (data["base"], data["rollup"], data["rollups"], data["end"]) == (45, 45, [5, 45], None)
     segments = [s for s in hf.open(gridded).catalog.segments if s.born > 45]
     expected: dict[tuple[int, int | None], list[int]] = {}
     for s in segments:
@@ -96,37 +96,37 @@ def test_what_a_step_reads_is_what_its_restore_reads(call, gridded: Path, step: 
 
 
 @pytest.fixture
-def floored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run with a base at 1 and floors at 4 and 7."""
-    monkeypatch.setattr(bases, "FLOOR_PAYS_AT", 1e-9)
-    with Life(tmp_path / "run", extract=hf.Extract(0.2), floors=True) as life:
+def rolled_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run with a base at 1 and rollups at 4 and 7."""
+    monkeypatch.setattr(bases, "ROLLUP_PAYS_AT", 1e-9)
+    with Life(tmp_path / "run", extract=hf.Extract(0.2), rollups=True) as life:
         for start in range(9):
             life.save(range(start, 300, 14), range(start, 90, 15))
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize(("step", "floor"), [(1, 1), (3, 1), (4, 4), (6, 4), (7, 7), (9, 7)])
-def test_a_grid_over_a_floor_shows_the_floor_like_the_base(
-    call, floored: Path, step: int, floor: int
+@pytest.mark.parametrize(("step", "rollup"), [(1, 1), (3, 1), (4, 4), (6, 4), (7, 7), (9, 7)])
+def test_a_grid_over_a_rollup_shows_the_rollup_like_the_base(
+    call, rolled_up: Path, step: int, rollup: int
 ) -> None:
-    code, data, _ = call("inspect", floored, "--grid", "--step", step)
+    code, data, _ = call("inspect", rolled_up, "--grid", "--step", step)
     assert code == 0
-    assert (data["base"], data["floor"], data["floors"]) == (1, floor, [1, 4, 7])
-    opened = hf.open(floored)
+    assert (data["base"], data["rollup"], data["rollups"]) == (1, rollup, [1, 4, 7])
+    opened = hf.open(rolled_up)
     stats, read = restored(opened, step), data["read"]
-    held = [s for s in opened.catalog.segments if s.born == floor > 1]
-    assert read["floor_rows"] == data["floor_rows"] == sum(s.rows for s in held)
+    held = [s for s in opened.catalog.segments if s.born == rollup > 1]
+    assert read["rollup_rows"] == data["rollup_rows"] == sum(s.rows for s in held)
     assert read["base_bytes"] == stats.base_bytes
-    assert read["base_bytes"] + read["floor_bytes"] + read["bytes"] == stats.bytes
-    assert read["base_rows"] + read["floor_rows"] + read["rows"] == stats.rows
+    assert read["base_bytes"] + read["rollup_bytes"] + read["bytes"] == stats.bytes
+    assert read["base_rows"] + read["rollup_rows"] + read["rows"] == stats.rows
     assert read["masked_rows"] == stats.masked_rows
-    assert all(floor < cell["born"] < (data["end"] or 10) for cell in data["cells"])
-    text = ["inspect", str(floored), "--grid", "--base", str(floor), "--step", str(step)]
+    assert all(rollup < cell["born"] < (data["end"] or 10) for cell in data["cells"])
+    text = ["inspect", str(rolled_up), "--grid", "--base", str(rollup), "--step", str(step)]
     assert run(text) == 0
 
 
-def test_a_step_over_another_floor_is_refused(call, floored: Path) -> None:
-    code, data, _ = call("inspect", floored, "--grid", "--base", 4, "--step", 9)
+def test_a_step_over_another_rollup_is_refused(call, rolled_up: Path) -> None:
+    code, data, _ = call("inspect", rolled_up, "--grid", "--base", 4, "--step", 9)
     assert (code, data["error"]["facts"]["its_own"]) == (1, 7)
 
 
@@ -141,7 +141,7 @@ def test_one_table_and_the_rest_add_up_to_all(call, gridded: Path) -> None:
     for key in ("chunks", "rows", "bytes", "dead_rows"):
         assert sum(p["total"][key] for p in parts) == whole["total"][key]
     assert sum(p["read"]["bytes"] for p in parts) == whole["read"]["bytes"]
-    assert sum(p["killed_rows"] for p in parts) == whole["killed_rows"]
+    assert sum(p["deleted_rows"] for p in parts) == whole["deleted_rows"]
 
 
 def test_bundles_count_what_lives_in_them(call, gridded: Path) -> None:

@@ -189,7 +189,7 @@ def test_every_model_trains_with_a_grid_and_resumes_exactly(
     assert whole["extraction"]["failed"] == 0
     assert err.count("extraction up to step") == whole["extraction"]["rounds"]
     catalog = hf.open(tmp_path / "a").catalog
-    assert [grid.floor for grid in catalog.grids] == [5]
+    assert [grid.rollup for grid in catalog.grids] == [5]
     assert any(s.died is not None for s in catalog.segments)
     call("train", "--url", tmp_path / "b", *options, "--steps", 18)
     _, resumed, _ = call("train", "--url", tmp_path / "b", *options, "--steps", 30)
@@ -206,7 +206,7 @@ def test_the_strategys_own_base_policy_and_threshold_are_the_default(call, tmp_p
     )
     assert code == 0
     assert {item["codec"] for item in data["checkpoints"]} == {"fp32"}
-    assert hf.open(tmp_path / "run").catalog.grids[0].floor == 10
+    assert hf.open(tmp_path / "run").catalog.grids[0].rollup == 10
 
 
 @pytest.mark.parametrize(

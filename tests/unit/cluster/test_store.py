@@ -291,7 +291,7 @@ def test_rows_in_a_segment_that_begins_with_another_servers_are_not_passed_over(
     run.shards = run.shards[:1]
     run.shards[0].snapshot = lambda order: ([mixed], None)  # type: ignore[method-assign,assign]
     run.add(1, DELTA)
-    assert run.catalog.shards is None
+    assert run.catalog.sharding is None
     with pytest.raises(CorruptDataError, match="rows of two servers"):
         store.load(Shard(run.spec, 0, epoch=1), run.loading(1))
 

@@ -131,13 +131,13 @@ def test_every_name_is_that_of_the_plain_model(wrapper: str) -> None:
         assert state.dense()["optimizers"][name]["param_groups"] == packed["param_groups"]
 
 
-def test_shared_tables_and_pieces_go_by_plain_names() -> None:
+def test_shared_tables_and_shards_go_by_plain_names() -> None:
     model, _ = build(1)
     model.add_module("again", compiled(model.items))
     state = ModelState(compiled(model))
     assert state.aliases() == {"again.weight": "items.weight"}
-    pieces = {"_orig_mod.items.weight": hf.Piece(400, 5, range(101))}
-    (held,) = (t for t in ModelState(compiled(model), pieces=pieces).tables if t.piece.rows == 400)
+    shards = {"_orig_mod.items.weight": hf.Shard(400, 5, range(101))}
+    (held,) = (t for t in ModelState(compiled(model), shards=shards).tables if t.shard.rows == 400)
     assert held.whole_name == "items.weight"
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from holdfast.errors import InvalidRequestError
 from holdfast.model.model_state import ModelState
-from holdfast.model.pieces import Piece
+from holdfast.model.shard import Shard
 from holdfast.model.tables import find_tables
 from tests.conftest import TinyModel, make_optimizers, train_steps
 
@@ -93,7 +93,7 @@ def test_embeddings_of_other_types_go_along_as_dense_state() -> None:
     assert [table.name for table in state.tables] == ["full.weight"]
     assert set(state.dense()["model"]) == {"small.weight"}
     with pytest.raises(InvalidRequestError, match="float8"):
-        ModelState(model, pieces={"small.weight": Piece(10, 4)})
+        ModelState(model, shards={"small.weight": Shard(10, 4)})
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.float32])

@@ -13,7 +13,7 @@ from holdfast.report.grid_picture import draw_grid
 
 
 def make(
-    checkpoints: int, *, step: int | None = None, gap: int = 10, has_floor: bool = False
+    checkpoints: int, *, step: int | None = None, gap: int = 10, has_rollup: bool = False
 ) -> grid.GridView:
     """A full triangle: every cell (born, died) of so many checkpoints, and row 0."""
     steps = [gap * (at + 1) for at in range(checkpoints)]
@@ -37,18 +37,18 @@ def make(
     if step is not None:
         chosen = [cell for cell in cells if cell.is_read]
         read = grid.StepRead(
-            step=step, base_segments=1, base_rows=9, base_bytes=99, floor_segments=has_floor,
-            floor_rows=7 * has_floor, floor_bytes=77 * has_floor, segments=len(chosen),
+            step=step, base_segments=1, base_rows=9, base_bytes=99, rollup_segments=has_rollup,
+            rollup_rows=7 * has_rollup, rollup_bytes=77 * has_rollup, segments=len(chosen),
             rows=sum(c.rows for c in chosen), bytes=sum(c.bytes for c in chosen), masked_rows=3,
             waiting_segments=0,
         )  # fmt: skip
     return grid.GridView(
-        url="runs/x", floors=(5,) if has_floor else (0,), base=0, floor=5 * has_floor,
+        url="runs/x", rollups=(5,) if has_rollup else (0,), base=0, rollup=5 * has_rollup,
         end=None, through=steps[-1], tables=("t",), checkpoints=tuple(steps), cells=tuple(cells),
         bundles=(grid.Bundle("objects/c1/live-a.hf", "live", 1000, 3, 800, 100),),
-        base_chunks=1, base_rows=9, base_bytes=99, floor_chunks=int(has_floor),
-        floor_rows=7 * has_floor, floor_bytes=77 * has_floor, killed_rows=5,
-        kills_bytes=50, waiting=(),
+        base_chunks=1, base_rows=9, base_bytes=99, rollup_chunks=int(has_rollup),
+        rollup_rows=7 * has_rollup, rollup_bytes=77 * has_rollup, deleted_rows=5,
+        deletion_vector_bytes=50, waiting=(),
         read=read,
     )  # fmt: skip
 
@@ -117,11 +117,11 @@ def test_few_checkpoints_show_their_numbers() -> None:
     assert [word.strip("░▒▓█") for word in top.split()] == ["alive", "10", "20", "30"]
 
 
-def test_a_floor_is_named_beside_its_base_and_only_where_there_is_one() -> None:
-    with_floor = shown(make(3, step=20, has_floor=True), 100)
-    assert "5, over the base of step 0" in with_floor
-    assert "1 segment of the floor, 77 B" in " ".join(with_floor.split())
-    assert "floor" not in shown(make(3, step=20), 100)
+def test_a_rollup_is_named_beside_its_base_and_only_where_there_is_one() -> None:
+    with_rollup = shown(make(3, step=20, has_rollup=True), 100)
+    assert "5, over the base of step 0" in with_rollup
+    assert "1 segment of the rollup, 77 B" in " ".join(with_rollup.split())
+    assert "rollup" not in shown(make(3, step=20), 100)
 
 
 def test_the_rectangle_is_drawn_without_colour() -> None:

@@ -144,7 +144,7 @@ def test_damages_beyond_what_anybody_reads_are_counted() -> None:
 
 def extracted(step: int, at: float, **more) -> events.Extracted:
     fields = dict.fromkeys(
-        ("by_range", "by_filter", "by_ratio", "moved", "killed_rows", "garbage_bytes"), 0
+        ("by_range", "by_filter", "by_ratio", "moved", "deleted_rows", "garbage_bytes"), 0
     )
     fields |= {"chunks": 9, "extracted": 3, "closed": 1, "rows": 70, "read_bytes": 5000}
     fields |= {"written_bytes": 4000, "seconds": 0.5, "wait_s": 0.25} | more

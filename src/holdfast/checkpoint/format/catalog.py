@@ -6,8 +6,8 @@ the run's state. Restoring step ``s`` reads the segments with ``born <= s < died
 were born: later wins. Up to the step a grid is worked off ``through``, it is also known which rows
 of a segment are dead at ``s``, so that there no order is needed (checkpoint/restoring/restore.py).
 
-A **floor** is a delta that holds every row changed since the base: what was born between the two is
-dead from then on, and the grid begins anew on it.
+A **rollup** is a delta that holds every row changed since the base: what was born between the two
+is dead from then on, and the grid begins anew on it.
 
 Invariants:
 - Every object a kept checkpoint needs is in ``objects``; nothing else is.
@@ -94,22 +94,21 @@ _STEP = operator.attrgetter("step")
 
 @dataclass(frozen=True, slots=True)
 class GridEntry:
-    """The grids of all tables over one floor, or one base: how far they are worked off.
+    """The grids of all tables over one rollup, or one base: how far they are worked off.
 
-    ``floor`` is the step of the floor it stands on, or of the base where there is none below it.
-    ``kills`` is where the deletion vectors lie: for rows of segments that are not extracted, the
-    step they died at (deletion_vectors.py). They are complete for every checkpoint up to
-    ``through``; what they say of later ones is void. ``end`` is the floor or base that ended this
-    grid.
+    ``rollup`` is the step of the rollup it stands on, or of the base where there is none below it.
+    ``deletion_vectors`` is where those lie: for rows of segments that are not extracted, the step
+    they died at (deletion_vectors.py). They are complete for every checkpoint up to ``through``;
+    what they say of later ones is void. ``end`` is the rollup or base that ended this grid.
     """
 
-    floor: int
+    rollup: int
     end: int | None
     through: int
-    kills: Extent | None
+    deletion_vectors: Extent | None
 
 
-_FLOOR = operator.attrgetter("floor")
+_ROLLUP = operator.attrgetter("rollup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +125,7 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovery:
+class RestoreTiming:
     """A restore that was measured: what was read of the base and of what changed since."""
 
     base_bytes: int
@@ -144,7 +143,7 @@ class Rewind:
 
 
 @dataclass(frozen=True, slots=True)
-class Shards:
+class Sharding:
     """From the base ``since`` on, no segment holds rows of two servers."""
 
     placement: Placement
@@ -175,9 +174,9 @@ class Catalog:
     growth: tuple[Growth, ...] = ()
     """The last base and every delta since, retained or not."""
     grids: tuple[GridEntry, ...] = ()
-    recoveries: tuple[Recovery, ...] = ()
+    restore_timings: tuple[RestoreTiming, ...] = ()
     """The last two."""
-    shards: Shards | None = None
+    sharding: Sharding | None = None
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -216,17 +215,17 @@ class Catalog:
 
     def grid_of(self, entry: CheckpointEntry) -> GridEntry | None:
         """The grid that a checkpoint is part of."""
-        at = bisect.bisect_right(self.grids, entry.step, key=_FLOOR)
+        at = bisect.bisect_right(self.grids, entry.step, key=_ROLLUP)
         if at == 0:
             return None
         grid = self.grids[at - 1]
         is_over = grid.end is not None and grid.end <= entry.step
-        return None if grid.floor < entry.base or is_over else grid
+        return None if grid.rollup < entry.base or is_over else grid
 
-    def floor_of(self, entry: CheckpointEntry) -> int:
-        """The last floor up to a checkpoint, or its base: what its increments stand on."""
-        at = bisect.bisect_right(self.grids, entry.step, key=_FLOOR)
-        return entry.base if at == 0 else max(entry.base, self.grids[at - 1].floor)
+    def rollup_of(self, entry: CheckpointEntry) -> int:
+        """The last rollup up to a checkpoint, or its base: what its increments stand on."""
+        at = bisect.bisect_right(self.grids, entry.step, key=_ROLLUP)
+        return entry.base if at == 0 else max(entry.base, self.grids[at - 1].rollup)
 
     def restore_bytes(self) -> dict[int, int]:
         """How many bytes of rows a restore of each step reads."""
@@ -245,21 +244,21 @@ class Catalog:
         objects: tuple[tuple[str, int], ...],
         *,
         replaces_since: int | None,
-        is_floor: bool = False,
+        is_rollup: bool = False,
         placement: Placement | None = None,
     ) -> Self:
         """This catalog and one more checkpoint.
 
         ``replaces_since`` is the step whose successors this checkpoint holds every row of: older
-        segments born after it die now (a base replaces all that came before). A floor also ends
+        segments born after it die now (a base replaces all that came before). A rollup also ends
         the grid and begins the next. ``placement`` says by which servers its rows are apart; that
         can change only with a base.
         """
-        assert not is_floor or replaces_since == entry.base
-        shards = self.shards
-        if (None if shards is None else shards.placement) != placement:
+        assert not is_rollup or replaces_since == entry.base
+        sharding = self.sharding
+        if (None if sharding is None else sharding.placement) != placement:
             assert entry.kind == BASE
-            shards = None if placement is None else Shards(placement, entry.step)
+            sharding = None if placement is None else Sharding(placement, entry.step)
         replaced = -1 if entry.kind == BASE else replaces_since
         older, grids = self.segments, self.grids
         if replaced is not None:
@@ -269,12 +268,12 @@ class Catalog:
                 else segment
                 for segment in older
             )
-        if entry.kind == BASE or is_floor:
+        if entry.kind == BASE or is_rollup:
             grids = tuple(
                 dataclasses.replace(grid, end=entry.step) if grid.end is None else grid
                 for grid in grids
             )
-        if is_floor:
+        if is_rollup:
             grids = (*grids, GridEntry(entry.step, None, entry.step, None))
         grown = _growth(entry) if entry.kind == BASE else self._delta_growth(entry, segments)
         return dataclasses.replace(
@@ -284,7 +283,7 @@ class Catalog:
             objects=(*self.objects, *objects),
             growth=(grown,) if entry.kind == BASE else (*self.growth, grown),
             grids=grids,
-            shards=shards,
+            sharding=sharding,
         )
 
     def _delta_growth(self, entry: CheckpointEntry, segments: Sequence[SegmentEntry]) -> Growth:
@@ -312,8 +311,8 @@ class Catalog:
 
     def with_grid(self, grid: GridEntry) -> Self:
         """This catalog with one grid begun, or moved on."""
-        others = [item for item in self.grids if item.floor != grid.floor]
-        grids = tuple(sorted((*others, grid), key=_FLOOR))
+        others = [item for item in self.grids if item.rollup != grid.rollup]
+        grids = tuple(sorted((*others, grid), key=_ROLLUP))
         return dataclasses.replace(self, grids=grids)
 
     def delta_sizes(self) -> list[float] | None:
@@ -338,7 +337,7 @@ class Catalog:
                 end=None if grid.end is not None and grid.end > step else grid.end,
             )
             for grid in self.grids
-            if grid.floor <= step
+            if grid.rollup <= step
         )
         growth = tuple(item for item in self.growth if item.step <= step)
         if kept and not growth:  # behind the last base: what is still known of the one before
@@ -361,17 +360,19 @@ class Catalog:
             rewinds=(*self.rewinds, Rewind(step, last.step)),
             growth=growth,
             grids=grids,
-            shards=None if self.shards is not None and self.shards.since > step else self.shards,
+            sharding=None
+            if self.sharding is not None and self.sharding.since > step
+            else self.sharding,
         )
         return rewound.without_dead()
 
-    def with_restore(self, recovery: Recovery | None = None) -> Self:
+    def with_restore(self, timing: RestoreTiming | None = None) -> Self:
         """This catalog with one restore more; what the last two took is kept, where it is known."""
-        recoveries = self.recoveries
-        if recovery is not None:
-            recoveries = (*recoveries, recovery)[-2:]
+        restore_timings = self.restore_timings
+        if timing is not None:
+            restore_timings = (*restore_timings, timing)[-2:]
         restores = min(self.restores + 1, COUNT_MAX - 1)
-        return dataclasses.replace(self, restores=restores, recoveries=recoveries)
+        return dataclasses.replace(self, restores=restores, restore_timings=restore_timings)
 
     def keeping(self, steps: frozenset[int]) -> Self:
         """This catalog with only these checkpoints, and only what they need."""
@@ -391,7 +392,9 @@ class Catalog:
         grids = tuple(grid for grid in self.grids if grid in used)
         needed = {s.extent.object for s in segments} | {e.dense.object for e in self.checkpoints}
         needed |= {extent.object for e in self.checkpoints for extent in e.ranks}
-        needed |= {grid.kills.object for grid in grids if grid.kills is not None}
+        needed |= {
+            grid.deletion_vectors.object for grid in grids if grid.deletion_vectors is not None
+        }
         objects = tuple(item for item in self.objects if item[0] in needed)
         return dataclasses.replace(self, segments=segments, objects=objects, grids=grids)
 

@@ -101,12 +101,12 @@ def _check_checkpoints(catalog: Catalog) -> None:
 
 
 def _check_grids(catalog: Catalog) -> None:
-    floors = [grid.floor for grid in catalog.grids]
-    if floors != sorted(set(floors)) or len(catalog.recoveries) > 2:
+    rollups = [grid.rollup for grid in catalog.grids]
+    if rollups != sorted(set(rollups)) or len(catalog.restore_timings) > 2:
         raise ValueError("grids are not ascending, or too many recoveries")
     for grid in catalog.grids:
-        if grid.through < grid.floor or (grid.end is not None and grid.end <= grid.through):
-            raise ValueError(f"grid of floor {grid.floor} has an impossible end")
+        if grid.through < grid.rollup or (grid.end is not None and grid.end <= grid.through):
+            raise ValueError(f"grid of rollup {grid.rollup} has an impossible end")
 
 
 def _check_extents(catalog: Catalog) -> None:
@@ -114,7 +114,9 @@ def _check_extents(catalog: Catalog) -> None:
     extents: list[Extent] = [s.extent for s in catalog.segments]
     for entry in catalog.checkpoints:
         extents += (entry.dense, *entry.ranks)
-    extents += [grid.kills for grid in catalog.grids if grid.kills is not None]
+    extents += [
+        grid.deletion_vectors for grid in catalog.grids if grid.deletion_vectors is not None
+    ]
     place = {name: index for index, (name, _) in enumerate(catalog.objects)}
     sizes_O = np.array([size for _, size in catalog.objects], np.int64)
     object_E = np.array([place[extent.object] for extent in extents], np.int64)

@@ -1,6 +1,6 @@
 """Deletion vectors: which rows of a grid's chunks are dead although nobody moved them out.
 
-A kill says: the version of this row born at one checkpoint died at another. Kills are facts
+A deletion says: the version of this row born at one checkpoint died at another. Deletions are facts
 about versions, not about files, so they stay true however chunks are cut and moved. A vector may
 also name rows that its chunk does not hold (a Bloom filter's false hits); masking those masks
 nothing. All vectors of a grid are one segment, rewritten whole by every round of extraction: with a
@@ -11,9 +11,9 @@ Invariants:
 - A vector's ids are strictly ascending; each died after it was born.
 - ``from_bytes`` checks everything; bytes may be lies.
 
-Not here: which rows were killed, and whether they are extracted (checkpoint/grid/decide.py).
+Not here: which rows died, and whether they are extracted (checkpoint/grid/decide.py).
 
-# N killed rows of one table and birth
+# N dead rows of one table and birth
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _STEPS_MAX = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Vector:
+class DeletionVector:
     """Rows of one birth and the step each died at, aligned; ids ascending."""
 
     ids_N: np.ndarray
@@ -46,24 +46,24 @@ class Vector:
         return len(self.ids_N)
 
 
-NO_KILLS = Vector(np.empty(0, np.int64), np.empty(0, np.int64))
-Kills = Mapping[tuple[str, int], Vector]  # by table and birth
+NO_DELETIONS = DeletionVector(np.empty(0, np.int64), np.empty(0, np.int64))
+DeletionVectors = Mapping[tuple[str, int], DeletionVector]  # by table and birth
 
 
-class StoredKills(Mapping[tuple[str, int], Vector]):
+class StoredDeletionVectors(Mapping[tuple[str, int], DeletionVector]):
     """All vectors of a grid, one behind the other: what a restore hands to its kernel."""
 
     def __init__(
         self,
-        all_: Vector = NO_KILLS,
+        all_: DeletionVector = NO_DELETIONS,
         places: Mapping[tuple[str, int], tuple[int, int]] | None = None,
     ) -> None:
         self.all = all_
         self.places = places or {}
 
-    def __getitem__(self, key: tuple[str, int]) -> Vector:
+    def __getitem__(self, key: tuple[str, int]) -> DeletionVector:
         lo, hi = self.places[key]
-        return Vector(self.all.ids_N[lo:hi], self.all.deaths_N[lo:hi])
+        return DeletionVector(self.all.ids_N[lo:hi], self.all.deaths_N[lo:hi])
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
         return iter(self.places)
@@ -72,8 +72,8 @@ class StoredKills(Mapping[tuple[str, int], Vector]):
         return len(self.places)
 
 
-def make_vector(ids_N: np.ndarray, deaths_N: np.ndarray) -> Vector:
-    """A vector of kills in any order; of a row that is named twice the first death counts.
+def make_vector(ids_N: np.ndarray, deaths_N: np.ndarray) -> DeletionVector:
+    """A vector of deletions in any order; of a row that is named twice the first death counts.
 
     >>> vector = make_vector(np.array([7, 3, 7]), np.array([20, 10, 30]))
     >>> vector.ids_N, vector.deaths_N
@@ -83,23 +83,23 @@ def make_vector(ids_N: np.ndarray, deaths_N: np.ndarray) -> Vector:
     ids_N, deaths_N = ids_N[order_N], deaths_N[order_N]
     is_first_N = np.ones(len(ids_N), bool)
     is_first_N[1:] = ids_N[1:] != ids_N[:-1]
-    return Vector(ids_N[is_first_N], deaths_N[is_first_N])
+    return DeletionVector(ids_N[is_first_N], deaths_N[is_first_N])
 
 
-def join(vectors: Iterable[Vector]) -> Vector:
+def join(vectors: Iterable[DeletionVector]) -> DeletionVector:
     """One vector of several."""
     parts = list(vectors)
     if len(parts) == 1:
         return parts[0]
     if not parts:
-        return NO_KILLS
+        return NO_DELETIONS
     return make_vector(
         np.concatenate([part.ids_N for part in parts]),
         np.concatenate([part.deaths_N for part in parts]),
     )
 
 
-def look_up(vector: Vector, ids_M: np.ndarray) -> np.ndarray:
+def look_up(vector: DeletionVector, ids_M: np.ndarray) -> np.ndarray:
     """For each of some ascending ids the step it died at, or -1.
 
     >>> look_up(make_vector(np.array([3, 7]), np.array([10, 20])), np.array([2, 7, 9]))
@@ -110,14 +110,14 @@ def look_up(vector: Vector, ids_M: np.ndarray) -> np.ndarray:
     return deaths_M
 
 
-def to_bytes(kills: Kills) -> bytes:
+def to_bytes(vectors: DeletionVectors) -> bytes:
     """Vectors as stored: a JSON head, all ids in a row, all numbers of steps in a row."""
-    found = sorted((key, vector) for key, vector in kills.items() if len(vector))
+    found = sorted((key, vector) for key, vector in vectors.items() if len(vector))
     tables = sorted({table for (table, _), _ in found})
     table_at = {name: index for index, name in enumerate(tables)}
-    all_ = Vector(
-        np.concatenate([NO_KILLS.ids_N, *(vector.ids_N for _, vector in found)]),
-        np.concatenate([NO_KILLS.deaths_N, *(vector.deaths_N for _, vector in found)]),
+    all_ = DeletionVector(
+        np.concatenate([NO_DELETIONS.ids_N, *(vector.ids_N for _, vector in found)]),
+        np.concatenate([NO_DELETIONS.deaths_N, *(vector.deaths_N for _, vector in found)]),
     )
     steps_S, index_N = np.unique(all_.deaths_N, return_inverse=True)
     id_bytes = 4 if len(all_) == 0 or int(all_.ids_N.max()) < 1 << 32 else 8
@@ -140,7 +140,7 @@ def to_bytes(kills: Kills) -> bytes:
     )
 
 
-def from_bytes(data: bytes, *, through: int, where: str) -> StoredKills:
+def from_bytes(data: bytes, *, through: int, where: str) -> StoredDeletionVectors:
     """The vectors that ``to_bytes`` wrote, without deaths after ``through``.
 
     Raises:
@@ -155,7 +155,7 @@ def from_bytes(data: bytes, *, through: int, where: str) -> StoredKills:
         ) from error
 
 
-def _parse(data: bytes, through: int) -> StoredKills:
+def _parse(data: bytes, through: int) -> StoredDeletionVectors:
     magic, head_bytes = _HEAD.unpack_from(data)
     at = _HEAD.size + head_bytes
     if magic != MAGIC or at > len(data):
@@ -176,7 +176,7 @@ def _parse(data: bytes, through: int) -> StoredKills:
         raise ValueError("length")
     ids_N = np.frombuffer(data, f"<u{id_bytes}", count=count, offset=at).astype(np.int64)
     index_N = np.frombuffer(data, type_, count=count, offset=at + count * id_bytes)
-    deaths_N = np.array(steps, np.int64)[index_N] if count else NO_KILLS.deaths_N
+    deaths_N = np.array(steps, np.int64)[index_N] if count else NO_DELETIONS.deaths_N
     if not deaths.are_vectors(ids_N, deaths_N, counts_V, births_V):
         raise ValueError("ids or deaths out of order")
     keys = [(tables[table], born) for table, born in zip(table_V.tolist(), births_V.tolist(),
@@ -190,8 +190,8 @@ def _parse(data: bytes, through: int) -> StoredKills:
         ids_N, deaths_N = ids_N[is_valid_N], deaths_N[is_valid_N]
     ends = ends_V.tolist()
     places = zip(keys, [0, *ends], ends, strict=False)
-    return StoredKills(
-        Vector(ids_N, deaths_N), {key: (lo, hi) for key, lo, hi in places if hi > lo}
+    return StoredDeletionVectors(
+        DeletionVector(ids_N, deaths_N), {key: (lo, hi) for key, lo, hi in places if hi > lo}
     )
 
 

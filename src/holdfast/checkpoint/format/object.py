@@ -35,7 +35,7 @@ FRAME_BYTES = len(HEAD) + _TAIL.size  # around the segments and the footer
 _END_BYTES = 16 << 10
 _SMALL_BYTES = 64 << 10
 _WAITING_BYTES_MAX = 256 << 10
-ROWS, DENSE, KILLS = "rows", "dense", "kills"
+ROWS, DENSE, DELETION_VECTORS = "rows", "dense", "kills"
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ def _check_entries(entries: Any) -> dict[int, tuple[int, str]]:
     found: dict[int, tuple[int, str]] = {}
     for kind, label, offset, size, sum_ in entries:
         is_sound = (
-            kind in (ROWS, DENSE, KILLS)
+            kind in (ROWS, DENSE, DELETION_VECTORS)
             and type(label) is str
             and type(offset) is int
             and type(size) is int

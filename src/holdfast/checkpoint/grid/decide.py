@@ -2,7 +2,7 @@
 
 Consecutive increments store a row again and again; a restore that replayed them all would read
 every version to keep the last. The grid stores each version in the cell (born, died) instead. Row 0
-of the grid are the chunks that are still alive; a new increment kills versions in them, and
+of the grid are the chunks that are still alive; a new increment replaces versions in them, and
 extraction moves those out, so that a restore of step s reads the cells with born <= s < died.
 
 Moving out a few dead rows costs rewriting a whole chunk. So extraction is selective (IncrCP,
@@ -12,7 +12,7 @@ say that too little of it is dead. Dead rows that stay are named by deletion vec
 
 Invariants:
 - A restore reads at most ``threshold`` (R) dead rows for each row of a chunk or of the increment
-  that killed them, whichever is larger: half of it may be dead rows not extracted yet, half rows
+  that replaced them, whichever is larger: half of it may be dead rows not extracted yet, half rows
   that were extracted together although they died at different steps.
 - With R = 0 every cell is pure and no dead row is read.
 - A version that no kept checkpoint needs is not moved but dropped.

@@ -1,6 +1,6 @@
-"""Extraction: moves the versions that new checkpoints killed out of the live row of the grid.
+"""Extraction: moves the versions that new checkpoints replaced out of the live row of the grid.
 
-    new increments -> ids they killed -> chunks worth it -> bundles -> one commit -> deletion
+    new increments -> ids they replaced -> chunks worth it -> bundles -> one commit -> deletion
 
 A round takes every increment that came since the last one. It reads ids and filters of the chunks
 alive, decides chunk by chunk (decide.py), and writes at most three objects: a bundle of what stays
@@ -8,7 +8,7 @@ alive, a bundle of what was extracted, and the deletion vectors of what was left
 commit swaps old chunks for new; objects that hold nothing alive any more are deleted after it.
 
 Invariants:
-- Of a base and of a floor nothing is read or moved: a grid is what was born above them.
+- Of a base and of a rollup nothing is read or moved: a grid is what was born above them.
 - Until its commit a round touches nothing that exists; a crash leaves objects that the next writer
   deletes.
 - Chunks move as codes (Segment.take): nothing is decoded and encoded again.
@@ -36,8 +36,8 @@ import numpy as np
 from holdfast.checkpoint.format import deletion_vectors
 from holdfast.checkpoint.format.catalog import Catalog, GridEntry, SegmentEntry
 from holdfast.checkpoint.format.checksum import checksum
-from holdfast.checkpoint.format.deletion_vectors import NO_KILLS, Vector
-from holdfast.checkpoint.format.object import KILLS, ROWS, Extent, ObjectBuilder
+from holdfast.checkpoint.format.deletion_vectors import NO_DELETIONS, DeletionVector
+from holdfast.checkpoint.format.object import DELETION_VECTORS, ROWS, Extent, ObjectBuilder
 from holdfast.checkpoint.format.segment import EncodedSegment
 from holdfast.checkpoint.grid.chunk_cache import PartCache
 from holdfast.checkpoint.grid.decide import (
@@ -71,7 +71,7 @@ class RoundStats:
     rows: int = 0
     read_bytes: int = 0
     written_bytes: int = 0
-    killed_rows: int = 0
+    deleted_rows: int = 0
     garbage_bytes: int = 0
     seconds: float = 0.0
     wait_s: float = 0.0
@@ -100,9 +100,9 @@ class _Swap:
 
 @dataclass(frozen=True, slots=True)
 class _New:
-    """What new increments killed of older versions, and the rows of the largest of them."""
+    """What new increments replaced of older versions, and the rows of the largest of them."""
 
-    kills: Vector
+    replaced: DeletionVector
     rows: int
 
 
@@ -119,18 +119,18 @@ class _Updates:
         self._known: dict[tuple[int, int], _New] = {}
 
     def since(self, entry: SegmentEntry) -> _New | None:
-        """What killed versions of a chunk; None if nothing came while it lived."""
+        """What replaced versions of a chunk; None if nothing came while it lived."""
         lo = bisect.bisect_right(self._births, entry.born)
         hi = len(self._ids) if entry.died is None else bisect.bisect_left(self._births, entry.died)
         if lo >= hi:
             return None
         if (lo, hi) not in self._known:
-            kills = deletion_vectors.join(
-                Vector(ids_K, np.full(len(ids_K), born, np.int64))
+            replaced = deletion_vectors.join(
+                DeletionVector(ids_K, np.full(len(ids_K), born, np.int64))
                 for born, ids_K in self._ids[lo:hi]
             )
             rows = max(len(ids_K) for _, ids_K in self._ids[lo:hi])
-            self._known[lo, hi] = _New(kills, rows)
+            self._known[lo, hi] = _New(replaced, rows)
         return self._known[lo, hi]
 
 
@@ -157,15 +157,15 @@ class Round:
         self._pause = pause
         self._parts = fetch.PartReader(writer.storage)
         self._segments = fetch.SegmentReader(writer.storage)
-        self._kills = dict(fetch.read_kills(writer.storage, self._grid))
+        self._vectors = dict(fetch.read_deletion_vectors(writer.storage, self._grid))
         # Everything of this grid that was not dead before the new increments came, by table.
         self._segments_of: dict[str, list[SegmentEntry]] = defaultdict(list)
         self._born_with: dict[tuple[str, int], list[SegmentEntry]] = defaultdict(list)
-        floor, end, first = self._grid.floor, self._grid.end, self._births[0]
+        rollup, end, first = self._grid.rollup, self._grid.end, self._births[0]
         for s in catalog.segments:
             if (
                 (s.died is None or s.died > first)
-                and s.born > floor
+                and s.born > rollup
                 and (end is None or s.born < end)
             ):
                 self._segments_of[s.table].append(s)
@@ -188,8 +188,8 @@ class Round:
                 self._extract()
                 self._move_from_garbage()
                 self._close_bundles()
-            kills = self._store_kills()
-            is_committed = self._writer.update(lambda now: self._apply(now, kills)) is not None
+            vectors = self._store_vectors()
+            is_committed = self._writer.update(lambda now: self._apply(now, vectors)) is not None
         finally:
             named = {name for name, _ in self._writer.catalog.objects}
             self._writer.forget(name for name, _ in self._objects if name not in named)
@@ -208,7 +208,7 @@ class Round:
     def _count(self, **more: int) -> None:
         self._counts.update(more)
 
-    # Which chunks the new increments killed rows of.
+    # Which chunks the new increments replaced rows of.
 
     def _tables(self) -> list[TableSchema]:
         catalog = self._catalog
@@ -255,66 +255,66 @@ class Round:
         if new is None:
             return
         self._counts["chunks"] += 1
-        rules, kills = self._rules, new.kills
-        lo, hi = np.searchsorted(kills.ids_N, (entry.first, entry.last + 1))
+        rules, replaced = self._rules, new.replaced
+        lo, hi = np.searchsorted(replaced.ids_N, (entry.first, entry.last + 1))
         if rules.by_range and lo == hi:
             self._counts["by_range"] += 1
             return
         key = (entry.table, entry.born)
-        known = self._kills.get(key, NO_KILLS)
+        known = self._vectors.get(key, NO_DELETIONS)
         allowed = rows_allowed(table.threshold, entry.rows, new.rows)
         if rules.by_filter and not self._cache.has_ids(entry):
-            near = Vector(kills.ids_N[lo:hi], kills.deaths_N[lo:hi])
+            near = DeletionVector(replaced.ids_N[lo:hi], replaced.deaths_N[lo:hi])
             if self._is_passed_over(entry, known, near, allowed):
                 self._counts["by_filter"] += 1
                 return
         ids_N, inner_N = self._cache.ids_and_deaths(self._parts, entry)
         deaths_N = np.full(len(ids_N), -1, np.int64) if inner_N is None else inner_N.copy()
         deaths.mark_deaths(ids_N, known.ids_N, known.deaths_N, deaths_N)
-        if not deaths.mark_deaths(ids_N, kills.ids_N, kills.deaths_N, deaths_N):
+        if not deaths.mark_deaths(ids_N, replaced.ids_N, replaced.deaths_N, deaths_N):
             self._counts["by_ratio"] += 1
             return
         is_dead_N = deaths_N >= 0
         dead = np.count_nonzero(is_dead_N)
         if rules.by_ratio and dead <= allowed and dead < entry.rows:
-            exact = Vector(ids_N[is_dead_N], deaths_N[is_dead_N])
-            self._kills[key] = self._replaced(known, entry, ids_N, exact)
+            exact = DeletionVector(ids_N[is_dead_N], deaths_N[is_dead_N])
+            self._vectors[key] = self._replaced(known, entry, ids_N, exact)
             self._counts["by_ratio"] += 1
             return
-        self._kills[key] = self._replaced(known, entry, ids_N, NO_KILLS)
+        self._vectors[key] = self._replaced(known, entry, ids_N, NO_DELETIONS)
         self._split(entry, table.schema, ids_N, deaths_N, allowed, may_close=inner_N is None)
 
     def _is_passed_over(
-        self, entry: SegmentEntry, known: Vector, near: Vector, allowed: float
+        self, entry: SegmentEntry, known: DeletionVector, near: DeletionVector, allowed: float
     ) -> bool:
         """Whether a chunk's filter says that too few of its rows are dead; those are noted."""
         words_W = self._cache.filter(self._parts, entry)
         if words_W is None:
             return False
         is_hit_K = bloom.has(words_W, near.ids_N)
-        hits = Vector(near.ids_N[is_hit_K], near.deaths_N[is_hit_K])
-        kills = deletion_vectors.join([known, hits])
+        hits = DeletionVector(near.ids_N[is_hit_K], near.deaths_N[is_hit_K])
+        vector = deletion_vectors.join([known, hits])
         before, count = (
-            int(np.diff(np.searchsorted(vector.ids_N, (entry.first, entry.last + 1)))[0])
-            for vector in (known, kills)
+            int(np.diff(np.searchsorted(one.ids_N, (entry.first, entry.last + 1)))[0])
+            for one in (known, vector)
         )
         if count != before and (count > allowed or count >= entry.rows):
             return False
-        self._kills[entry.table, entry.born] = kills
+        self._vectors[entry.table, entry.born] = vector
         return True
 
     def _replaced(
-        self, known: Vector, entry: SegmentEntry, ids_N: np.ndarray, exact: Vector
-    ) -> Vector:
-        """A vector with other kills for one chunk's rows, and without its filter's false hits."""
+        self, known: DeletionVector, entry: SegmentEntry, ids_N: np.ndarray, exact: DeletionVector
+    ) -> DeletionVector:
+        """A vector with other deletions of one chunk's rows, without its filter's false hits."""
         if self._has_siblings(entry):
             is_other_N = ~np.isin(known.ids_N, ids_N, assume_unique=True)
-            others = Vector(known.ids_N[is_other_N], known.deaths_N[is_other_N])
+            others = DeletionVector(known.ids_N[is_other_N], known.deaths_N[is_other_N])
             return deletion_vectors.join([others, exact])
         lo, hi = np.searchsorted(known.ids_N, (entry.first, entry.last + 1))
         if hi - lo == len(known):
             return exact
-        return Vector(
+        return DeletionVector(
             np.concatenate([known.ids_N[:lo], exact.ids_N, known.ids_N[hi:]]),
             np.concatenate([known.deaths_N[:lo], exact.deaths_N, known.deaths_N[hi:]]),
         )
@@ -402,9 +402,9 @@ class Round:
             for new in (replaced[s.extent].new if s.extent in replaced else (s,))
         ]
         sizes = dict(self._catalog.objects)
-        # What this round wrote, and what belongs to a base or a floor, stays where it is.
+        # What this round wrote, and what belongs to a base or a rollup, stays where it is.
         below = {entry.base for entry in self._catalog.checkpoints}
-        below |= {grid.floor for grid in self._catalog.grids}
+        below |= {grid.rollup for grid in self._catalog.grids}
         here = [s for s in planned if s.extent.object in sizes]
         pinned = {s.extent.object for s in here if s.born in below}
         for entry in sorted(plan_moves(sizes, here, pinned=pinned), key=lambda s: s.born):
@@ -416,26 +416,26 @@ class Round:
             self._moves[entry.extent] = extent
             self._count(moved=1, read_bytes=extent.bytes, written_bytes=extent.bytes)
 
-    def _store_kills(self) -> Extent | None:
+    def _store_vectors(self) -> Extent | None:
         living = {(s.table, s.born) for s in self._catalog.segments}
-        self._kills = {
-            k: vector for k, vector in self._kills.items() if k in living and len(vector)
+        self._vectors = {
+            k: vector for k, vector in self._vectors.items() if k in living and len(vector)
         }
-        self._count(killed_rows=sum(len(vector) for vector in self._kills.values()))
-        if not self._kills:
+        self._count(deleted_rows=sum(len(vector) for vector in self._vectors.values()))
+        if not self._vectors:
             return None
-        data = deletion_vectors.to_bytes(self._kills)
-        with self._writer.new_object(KILLS) as builder:
-            extent = builder.append(KILLS, "kills", (data,), checksum(data))
+        data = deletion_vectors.to_bytes(self._vectors)
+        with self._writer.new_object(DELETION_VECTORS) as builder:
+            extent = builder.append(DELETION_VECTORS, "kills", (data,), checksum(data))
             self._objects.append((builder.name, builder.close()))
         self._count(written_bytes=extent.bytes)
         return extent
 
     # The commit.
 
-    def _apply(self, now: Catalog, kills: Extent | None) -> Catalog | None:
+    def _apply(self, now: Catalog, vectors: Extent | None) -> Catalog | None:
         """The run's catalog with this round's chunks; None where they no longer fit it."""
-        grid = next((g for g in now.grids if g.floor == self._grid.floor), None)
+        grid = next((g for g in now.grids if g.rollup == self._grid.rollup), None)
         if (
             grid is None
             or grid.through != self._grid.through
@@ -457,7 +457,7 @@ class Round:
         swapped = dataclasses.replace(
             now, segments=tuple(segments), objects=(*now.objects, *self._objects)
         )
-        moved_on = dataclasses.replace(grid, through=self._births[-1], kills=kills)
+        moved_on = dataclasses.replace(grid, through=self._births[-1], deletion_vectors=vectors)
         result = swapped.with_grid(moved_on).without_dead()
         living = sum(s.extent.bytes for s in result.segments)
         rows_in = {s.extent.object for s in result.segments}
@@ -467,7 +467,7 @@ class Round:
 
 
 def _carried_over(swap: _Swap, current: SegmentEntry) -> tuple[SegmentEntry, ...]:
-    """A chunk's replacement, where a new base or floor may have ended the chunk meanwhile."""
+    """A chunk's replacement, where a new base or rollup may have ended the chunk meanwhile."""
     if current.died == swap.old.died:
         return swap.new
     return tuple(

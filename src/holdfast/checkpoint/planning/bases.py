@@ -8,13 +8,13 @@
 | intermittent | the base | when F_c <= I_c (Check-N-Run, section 4.1.1) |
 | recovery-time | the last checkpoint | when T_base < T_incre (IncrCP, section 4.5) |
 
-Where deltas hold what changed since the last checkpoint, one of them may be a floor instead: it
+Where deltas hold what changed since the last checkpoint, one of them may be a rollup instead: it
 holds what changed since the base, so that a restore reads it in place of all increments before it.
 
 Invariants:
 - The first checkpoint of a run, and one whose tables have other columns than the base's, is always
   a base. So is one in which most rows changed, where the policy decides when bases are taken.
-- Floors take at most ``1 / FLOOR_PAYS_AT`` times the bytes of the increments between them.
+- Rollups take at most ``1 / ROLLUP_PAYS_AT`` times the bytes of the increments between them.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _SINCE = {
 }
 POLICIES = tuple(_SINCE)
 BASE_WINS_BY = 1.1
-FLOOR_PAYS_AT = 0.6  # bytes of increments since the last floor, over those the next would take
-FLOOR_REPLACES_MIN = 2  # increments
+ROLLUP_PAYS_AT = 0.6  # bytes of increments since the last rollup, over those the next would take
+ROLLUP_REPLACES_MIN = 2  # increments
 BASE_FROM_SHARE = (
     0.75  # of the rows changed: a base costs little more than a delta, and restores alone
 )
-FLOOR_SHARE_MAX = BASE_FROM_SHARE  # of the rows in a floor: from here on it is a base instead
+ROLLUP_SHARE_MAX = BASE_FROM_SHARE  # of the rows in a rollup: from here on it is a base instead
 _ADAPTIVE = ("intermittent", "recovery-time")  # the others say themselves how many bases there are
 
 
@@ -48,13 +48,13 @@ _ADAPTIVE = ("intermittent", "recovery-time")  # the others say themselves how m
 class BaseChoice:
     """Base, or delta since the base or the last checkpoint; and why.
 
-    A floor is a delta since the base where the others are since the last.
+    A rollup is a delta since the base where the others are since the last.
     """
 
     kind: str
     since: str | None
     reason: str
-    is_floor: bool = False
+    is_rollup: bool = False
 
 
 def check_policy(policy: str) -> str:
@@ -93,26 +93,26 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What a floor would gather: the bytes of each increment since the last floor or base, and
+    """What a rollup would gather: the bytes of each increment since the last rollup or base, and
     what all rows changed since the base would take together."""
 
     increments: Sequence[int]
-    floor_bytes: float
+    rollup_bytes: float
     share: float = 0.0
-    """Of all rows, by bytes, those that a floor would hold."""
+    """Of all rows, by bytes, those that a rollup would hold."""
 
 
 def gather(history: Catalog, changed_bytes: int, table_bytes: int) -> Gathered | None:
-    """What a run could gather into a floor now; None without a base.
+    """What a run could gather into a rollup now; None without a base.
 
     ``changed_bytes`` is the size of the rows changed since the base, as the model holds them, and
     ``table_bytes`` that of all rows; how much smaller they are stored is known from the base.
     """
     if history.last is None or not history.growth:
         return None
-    floor = history.floor_of(history.last)
+    rollup = history.rollup_of(history.last)
     stored = history.growth[0].row_bytes / max(1, table_bytes)
-    increments = [item.row_bytes for item in history.growth[1:] if item.step > floor]
+    increments = [item.row_bytes for item in history.growth[1:] if item.step > rollup]
     return Gathered(increments, changed_bytes * stored, changed_bytes / max(1, table_bytes))
 
 
@@ -139,8 +139,8 @@ def measure(history: Catalog, sizes: tuple[int, int] | None = None) -> Measured 
         build_base_s=base.build_s,
         # The least of them: whatever else the machine did only makes a time longer.
         build_delta_s=min((item.build_s for item in deltas), default=0.0),
-        restore_base_s=history.recoveries[-1].base_s if history.recoveries else None,
-        restores=[(r.delta_bytes, r.delta_s) for r in history.recoveries],
+        restore_base_s=history.restore_timings[-1].base_s if history.restore_timings else None,
+        restores=[(r.delta_bytes, r.delta_s) for r in history.restore_timings],
     )
 
 
@@ -185,21 +185,21 @@ def _plan_by_recovery(measured: Measured | None) -> BaseChoice:
     return BaseChoice(DELTA, SINCE_LAST, compared.format("not a tenth below"))
 
 
-def plan_floor(increment: BaseChoice, gathered: Gathered) -> BaseChoice:
-    """A floor in the place of an increment, once those since the last one took as many bytes.
+def plan_rollup(increment: BaseChoice, gathered: Gathered) -> BaseChoice:
+    """A rollup in the place of an increment, once those since the last one took as many bytes.
 
     >>> increment = BaseChoice(DELTA, SINCE_LAST, "an increment")
-    >>> plan_floor(increment, Gathered([10, 10, 10], 51.0)).reason
+    >>> plan_rollup(increment, Gathered([10, 10, 10], 51.0)).reason
     'an increment'
-    >>> plan_floor(increment, Gathered([10, 10, 10], 40.0)).reason
-    'floor: 3 increments since the last took 0.75 times the bytes of all that changed'
+    >>> plan_rollup(increment, Gathered([10, 10, 10], 40.0)).reason
+    'rollup: 3 increments since the last took 0.75 times the bytes of all that changed'
     """
     count, spent = len(gathered.increments), sum(gathered.increments)
-    if count < FLOOR_REPLACES_MIN or not 0 < FLOOR_PAYS_AT * gathered.floor_bytes <= spent:
+    if count < ROLLUP_REPLACES_MIN or not 0 < ROLLUP_PAYS_AT * gathered.rollup_bytes <= spent:
         return increment
-    times = spent / gathered.floor_bytes
-    reason = f"floor: {count} increments since the last took {times:.2f} times the bytes of all "
-    return BaseChoice(DELTA, SINCE_BASE, reason + "that changed", is_floor=True)
+    times = spent / gathered.rollup_bytes
+    reason = f"rollup: {count} increments since the last took {times:.2f} times the bytes of all "
+    return BaseChoice(DELTA, SINCE_BASE, reason + "that changed", is_rollup=True)
 
 
 def _base_of_most(share: float, *, instead_of: str) -> BaseChoice:
@@ -221,8 +221,8 @@ def plan_checkpoint(
 
     ``delta_sizes`` are the deltas since the base as fractions of the base's bytes (S_1 .. S_i in
     Check-N-Run); None where there is no base yet. ``must_be_base`` forces one, with its reason.
-    ``measured`` is what IncrCP's policy compares, ``gathered`` what a floor would save; None: no
-    floors. ``changed_share``: of all rows, by bytes, those that a delta would hold.
+    ``measured`` is what IncrCP's policy compares, ``gathered`` what a rollup would save; None: no
+    rollups. ``changed_share``: of all rows, by bytes, those that a delta would hold.
 
     >>> plan_checkpoint("intermittent", [0.25, 0.3]).kind
     'delta'
@@ -231,7 +231,7 @@ def plan_checkpoint(
     >>> plan_checkpoint("intermittent", [0.25, 0.7, 0.9]).reason
     'F_c 2.85 <= I_c 3.60: a new base costs less than growing deltas'
     >>> plan_checkpoint("recovery-time", [0.4, 0.4], gathered=Gathered([40, 40], 80, 0.8)).reason
-    '80 % of the rows changed: a base costs little more than a floor'
+    '80 % of the rows changed: a base costs little more than a rollup'
     """
     if must_be_base is not None:
         return BaseChoice(BASE, None, must_be_base)
@@ -252,9 +252,9 @@ def plan_checkpoint(
             )
             if gathered is None or plan.kind == BASE:
                 return plan
-            plan = plan_floor(plan, gathered)
-            if plan.is_floor and policy in _ADAPTIVE and gathered.share >= FLOOR_SHARE_MAX:
-                return _base_of_most(gathered.share, instead_of="floor")
+            plan = plan_rollup(plan, gathered)
+            if plan.is_rollup and policy in _ADAPTIVE and gathered.share >= ROLLUP_SHARE_MAX:
+                return _base_of_most(gathered.share, instead_of="rollup")
             return plan
     future_with_base = 1.0 + sum(delta_sizes)  # F_c
     future_without = (len(delta_sizes) + 1) * delta_sizes[-1] if delta_sizes else 0.0  # I_c

@@ -10,7 +10,7 @@ messages (docs/ranks.md has the measured time), and nobody waits for anybody's s
 
 Invariants:
 - All ranks copy the same step, for the same kind of checkpoint, or none does.
-- Pieces of all ranks make up their tables: no row is held by nobody, none is written twice.
+- Shards of all ranks make up their tables: every row is held by a rank, and exactly one saves it.
 
 Not here: messages (ranks.py), the commit (rank_commit.py).
 """
@@ -29,6 +29,7 @@ from holdfast.checkpoint.planning.save_plan import RunRules, SavePlan
 from holdfast.checkpoint.ranks.ranks import Ranks
 from holdfast.errors import InvalidRequestError, UnavailableError
 from holdfast.model.schema import Column, Cut, TableSchema, cuts_of
+from holdfast.model.shard import Shard
 from holdfast.model.tables import Table
 
 
@@ -41,11 +42,33 @@ class ChangedBytes:
     pending: int
 
 
+REPLICA_SPLIT_BYTES = 1 << 20  # smaller replicated tables are saved by rank 0 alone
+
+
+def rows_to_save(shard: Shard, *, rank: int, ranks: int) -> range:
+    """The local rows of a shard that a rank saves.
+
+    Every rank holds the same rows of a replicated table, so each saves some of them: the stall, the
+    encoding and the upload of a base are divided by the number of ranks.
+
+    >>> [rows_to_save(Shard(1000, 1024, is_replicated=True), rank=r, ranks=3) for r in range(3)]
+    [range(0, 333), range(333, 666), range(666, 1000)]
+    >>> rows_to_save(Shard(10, 4, is_replicated=True), rank=1, ranks=3)
+    range(0, 0)
+    """
+    rows = shard.local_rows
+    if not shard.is_replicated:
+        return range(rows)
+    if 4 * rows * len(shard.floats) < REPLICA_SPLIT_BYTES:
+        return range(rows if rank == 0 else 0)
+    return range(rows * rank // ranks, rows * (rank + 1) // ranks)
+
+
 def describe(tables: Sequence[Table]) -> bytes:
     """What a rank holds, as a message: its stored tables, and which of their rows."""
     found = []
     for table in tables:
-        schema, ids = table.schema(), table.piece.ids
+        schema, ids = table.schema(), table.shard.ids
         found.append(
             {
                 "name": schema.name,
@@ -54,7 +77,7 @@ def describe(tables: Sequence[Table]) -> bytes:
                 "cut": None if schema.cut is None else dataclasses.astuple(schema.cut),
                 "held": len(ids),
                 "range": [ids.start, ids.stop] if isinstance(ids, range) else None,
-                "is_replicated": table.piece.is_replicated,
+                "is_replicated": table.shard.is_replicated,
             }
         )
     return json.dumps(found).encode()
@@ -65,17 +88,17 @@ def merge(descriptions: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[TableSch
     to the others, whose rows were never trained, it is zeros.
 
     Raises:
-        InvalidRequestError: the pieces do not make up a table.
+        InvalidRequestError: the shards do not make up a table.
     """
     holders: dict[str, list[Mapping[str, Any]]] = {}
     for description in descriptions:
         for held in description:
             holders.setdefault(held["name"], []).append(held)
     schemas = []
-    for name, pieces in sorted(holders.items()):
-        _check_rows(name, pieces, ranks=len(descriptions))
+    for name, shards in sorted(holders.items()):
+        _check_rows(name, shards, ranks=len(descriptions))
         columns: dict[str, tuple[int, str]] = {}
-        for held in pieces:
+        for held in shards:
             for column, width, dtype in held["columns"]:
                 if columns.setdefault(column, (width, dtype)) != (width, dtype):
                     raise InvalidRequestError(
@@ -86,11 +109,11 @@ def merge(descriptions: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[TableSch
                         todo="build the same model and optimizer on every rank",
                     )
         weight, *state = columns.items()
-        cut = pieces[0]["cut"]
+        cut = shards[0]["cut"]
         schemas.append(
             TableSchema(
                 name,
-                pieces[0]["rows"],
+                shards[0]["rows"],
                 tuple(Column(key, *kind) for key, kind in (weight, *sorted(state))),
                 None if cut is None else Cut(*cut),
             )
@@ -99,28 +122,28 @@ def merge(descriptions: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[TableSch
     return tuple(schemas)
 
 
-def _check_rows(name: str, pieces: Sequence[Mapping[str, Any]], *, ranks: int) -> None:
-    """Refuse pieces that leave rows out, or hold some twice."""
-    shapes = {(p["rows"], tuple(p["cut"] or ()), p["is_replicated"]) for p in pieces}
+def _check_rows(name: str, shards: Sequence[Mapping[str, Any]], *, ranks: int) -> None:
+    """Refuse shards that leave rows out, or hold some twice."""
+    shapes = {(p["rows"], tuple(p["cut"] or ()), p["is_replicated"]) for p in shards}
     if len(shapes) > 1:
         raise InvalidRequestError(
-            "ranks hold pieces of different tables under one name",
+            "ranks hold shards of different tables under one name",
             table=name,
             found=sorted(map(repr, shapes)),
         )
-    rows = pieces[0]["rows"]
-    if pieces[0]["is_replicated"]:
-        is_whole = len(pieces) == ranks and all(p["held"] == rows for p in pieces)
+    rows = shards[0]["rows"]
+    if shards[0]["is_replicated"]:
+        is_whole = len(shards) == ranks and all(p["held"] == rows for p in shards)
     else:
-        is_whole = sum(p["held"] for p in pieces) == rows
-        spans = sorted(p["range"] for p in pieces if p["range"] is not None and p["held"])
+        is_whole = sum(p["held"] for p in shards) == rows
+        spans = sorted(p["range"] for p in shards if p["range"] is not None and p["held"])
         is_whole &= all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
     if not is_whole:
         raise InvalidRequestError(
-            "the pieces of all ranks do not make up a table",
+            "the shards of all ranks do not make up a table",
             table=name,
             rows=rows,
-            held=[p["held"] for p in pieces],
+            held=[p["held"] for p in shards],
             todo="give every row to one rank, or declare the table replicated on all",
         )
 

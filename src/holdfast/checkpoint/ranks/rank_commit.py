@@ -259,7 +259,7 @@ def merge_dense(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> 
         tables: dict[str, Any] = {}
         for state in (own, *others):
             for name, values in state[kind].items():
-                # Where a piece was never trained it knows less than another of the same table.
+                # Where a shard was never trained it knows less than another of the same table.
                 if name not in tables or len(values) > len(tables[name]):
                     tables[name] = values
         merged[kind] = tables

@@ -31,8 +31,8 @@ import numpy as np
 
 from holdfast.errors import InvalidRequestError
 from holdfast.model.dtypes import array_dtype, for_users, from_float32, name_of
-from holdfast.model.pieces import Piece
 from holdfast.model.schema import BFLOAT16, TableSchema, cuts_of, holds, is_of_floats
+from holdfast.model.shard import Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Destination:
     ``words_W``: where rows are marked that were stored since the base, by their local number.
     """
 
-    piece: Piece
+    shard: Shard
     columns: tuple[Into, ...]
     words_W: np.ndarray | None = None
 
@@ -62,10 +62,10 @@ Destinations = Mapping[str, Sequence[Destination]]
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A table as a process holds it: its piece, its arrays by the names of their columns."""
+    """A table as a process holds it: its shard, its arrays by the names of their columns."""
 
     table: str
-    piece: Piece
+    shard: Shard
     arrays: Mapping[str, np.ndarray]
     words_W: np.ndarray | None = None
 
@@ -153,7 +153,7 @@ def whole(
     return {
         name: [
             Destination(
-                Piece(schemas[name].rows, schemas[name].width),
+                Shard(schemas[name].rows, schemas[name].width),
                 tuple(
                     Into(index, slice(0, array_MD.shape[1]), array_MD)
                     for index, array_MD in enumerate(arrays)
@@ -179,7 +179,7 @@ def plan_destinations(
     widened: list[Join] = []  # after the others: their parts may be joined first
     for one in held:
         parts = cuts[one.table]
-        floats = one.piece.floats
+        floats = one.shard.floats
         near = [p for p in parts if p.start < floats.stop and floats.start < p.start + p.width]
         columns: dict[str, list[Into]] = {part.name: [] for part in near}
         for index, column in enumerate(parts[0].columns):
@@ -202,7 +202,7 @@ def plan_destinations(
                 joins.append(Join(own, tuple(_shared(p, floats) for p in near), array_MD))
         for part in near:
             found.setdefault(part.name, []).append(
-                Destination(one.piece, tuple(columns[part.name]), one.words_W)
+                Destination(one.shard, tuple(columns[part.name]), one.words_W)
             )
     return found, [*joins, *widened]
 

@@ -21,7 +21,7 @@ from holdfast.boundary.dense import check_dense
 from holdfast.checkpoint.format import deletion_vectors
 from holdfast.checkpoint.format.catalog import Catalog, GridEntry, SegmentEntry
 from holdfast.checkpoint.format.checksum import as_hex, checksum
-from holdfast.checkpoint.format.deletion_vectors import StoredKills
+from holdfast.checkpoint.format.deletion_vectors import StoredDeletionVectors
 from holdfast.checkpoint.format.object import Extent, read_footer, read_index
 from holdfast.checkpoint.format.segment import (
     HEADER_BYTES_MAX,
@@ -118,16 +118,18 @@ def read_dense(storage: Storage, extent: Extent) -> Any:
     return dense
 
 
-def read_kills(storage: Storage, grid: GridEntry | None) -> StoredKills:
+def read_deletion_vectors(storage: Storage, grid: GridEntry | None) -> StoredDeletionVectors:
     """A grid's deletion vectors, as far as they are valid.
 
     Raises:
         CorruptDataError: names the object.
     """
-    if grid is None or grid.kills is None:
-        return StoredKills()
-    data = read_checked(storage, grid.kills)
-    return deletion_vectors.from_bytes(data, through=grid.through, where=grid.kills.describe())
+    if grid is None or grid.deletion_vectors is None:
+        return StoredDeletionVectors()
+    data = read_checked(storage, grid.deletion_vectors)
+    return deletion_vectors.from_bytes(
+        data, through=grid.through, where=grid.deletion_vectors.describe()
+    )
 
 
 class SegmentReader:

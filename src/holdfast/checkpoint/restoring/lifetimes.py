@@ -32,7 +32,7 @@ import numpy as np
 
 from holdfast.checkpoint.format import deletion_vectors
 from holdfast.checkpoint.format.catalog import Catalog, GridEntry, SegmentEntry
-from holdfast.checkpoint.format.deletion_vectors import Kills
+from holdfast.checkpoint.format.deletion_vectors import DeletionVectors
 from holdfast.checkpoint.restoring.fetch import deaths_of
 from holdfast.checkpoint.restoring.row_check import do_ranges_meet
 
@@ -112,7 +112,7 @@ class Lifetimes:
     def _grid_of(self, entry: SegmentEntry) -> GridEntry | None:
         """The grid that has worked a segment off, if checkpoints of it are kept."""
         grids = self._catalog.grids
-        at = bisect.bisect_left(grids, entry.born, key=operator.attrgetter("floor"))
+        at = bisect.bisect_left(grids, entry.born, key=operator.attrgetter("rollup"))
         if at == 0 or entry.born > grids[at - 1].through or grids[at - 1] not in self._steps:
             return None
         return grids[at - 1]
@@ -149,13 +149,13 @@ class Lifetimes:
                 error = f"{rows} rows go back to an older version"
                 yield Contradiction(table, error, tuple(steps))
 
-    def broken(self, grid: GridEntry, kills: Kills) -> Iterator[Contradiction]:
+    def broken(self, grid: GridEntry, vectors: DeletionVectors) -> Iterator[Contradiction]:
         """Tables of a grid whose versions overlap or leave a gap at a kept step."""
         steps = tuple(self._steps.get(grid, ()))
         for (of, table), held in self._in_grid.items():
             if of != grid or table in self._left_out:
                 continue
-            rows = _count_broken(held, kills, np.array(steps, np.int64))
+            rows = _count_broken(held, vectors, np.array(steps, np.int64))
             if rows:
                 error = (
                     f"{rows} rows have two versions, or none, at some step: "
@@ -189,11 +189,11 @@ def _count_twice(held: Sequence[_Versions]) -> int:
     return len(ids_N) - len(np.unique(ids_N))
 
 
-def _count_broken(held: Sequence[_Versions], kills: Kills, steps_K: np.ndarray) -> int:
+def _count_broken(held: Sequence[_Versions], vectors: DeletionVectors, steps_K: np.ndarray) -> int:
     """How many versions of one table end at another kept step than the next one begins."""
     count = 0
     for part in _parts_of(held):
-        ends_N, needed_N = _ends(part, [_until(v, kills) for v in part], steps_K)
+        ends_N, needed_N = _ends(part, [_until(v, vectors) for v in part], steps_K)
         count += int(np.count_nonzero(ends_N != needed_N))
     return count
 
@@ -229,10 +229,10 @@ def _ends(
     return ends_N, needed_N
 
 
-def _until(versions: _Versions, kills: Kills) -> np.ndarray:
+def _until(versions: _Versions, vectors: DeletionVectors) -> np.ndarray:
     """The step each version dies at, by whatever says so first."""
-    vector = kills.get((versions.entry.table, versions.entry.born))
+    vector = vectors.get((versions.entry.table, versions.entry.born))
     if vector is None:
         return versions.deaths_N
-    killed_N = deletion_vectors.look_up(vector, versions.ids_N)
-    return np.where(killed_N >= 0, np.minimum(killed_N, versions.deaths_N), versions.deaths_N)
+    death_N = deletion_vectors.look_up(vector, versions.ids_N)
+    return np.where(death_N >= 0, np.minimum(death_N, versions.deaths_N), versions.deaths_N)

@@ -188,7 +188,7 @@ def _load_rows(
     held = [
         Held(
             table.whole_name,
-            table.piece,
+            table.shard,
             {
                 column.name: array_MD
                 for column, array_MD in zip(table.schema().columns, arrays[table.name], strict=True)

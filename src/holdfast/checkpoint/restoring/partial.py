@@ -73,10 +73,10 @@ class PartialRecovery:
         started = time.perf_counter()
         storage, catalog, state = self._writer.storage, self._writer.catalog, self._state
         entry = catalog.checkpoint(step)
-        if catalog.shards is not None and catalog.shards.placement != self._placement:
+        if catalog.sharding is not None and catalog.sharding.placement != self._placement:
             raise InvalidRequestError(
                 "the rows are stored apart by other servers",
-                stored=catalog.shards.placement,
+                stored=catalog.sharding.placement,
                 given=self._placement,
                 todo="save once with these servers, or restore the whole model",
             )

@@ -2,7 +2,7 @@
 
     catalog -> segments alive at the step -> read -> checksum -> decode + scatter
 
-Segments are read in layers. The base comes first, then the floor, if there is one between it and
+Segments are read in layers. The base comes first, then the rollup, if there is one between it and
 the step: all that changed since the base until then, sorted, one run of segments a table. Above it
 lie the chunks of the grid as far as it is worked off: there every row that is dead at the step is
 known and masked, so no row comes twice and no order is needed. Increments that extraction has not
@@ -35,7 +35,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.checkpoint.format.catalog import Catalog, SegmentEntry
-from holdfast.checkpoint.format.deletion_vectors import StoredKills
+from holdfast.checkpoint.format.deletion_vectors import StoredDeletionVectors
 from holdfast.checkpoint.restoring import fetch
 from holdfast.checkpoint.restoring.destination import Destinations, Targets, whole
 from holdfast.checkpoint.restoring.fetch import Group, PartReader, SegmentReader
@@ -93,19 +93,19 @@ def check_complete(
     wanted = rows
     alive = catalog.alive(step)
     if servers is not None:
-        shards = catalog.shards
-        if shards is None or shards.since > entry.base:
+        sharding = catalog.sharding
+        if sharding is None or sharding.since > entry.base:
             raise InvalidRequestError(
                 "the rows of servers are not stored apart at this step",
                 step=step,
                 todo="save with servers= first, or restore the whole model",
             )
-        placement = shards.placement
+        placement = sharding.placement
         wanted = {
             name: sum(len(placement.rows_of(server, count)) for server in servers)
             for name, count in rows.items()
         }
-        alive = shards.held_by(alive, servers)
+        alive = sharding.held_by(alive, servers)
     found: dict[str, int] = {}
     for segment in alive:
         if segment.last >= rows.get(segment.table, 0):
@@ -157,12 +157,12 @@ def plan_layers(
     """What a restore of some tables reads of what is alive, in the order in which it is written."""
     entry = catalog.checkpoint(step)
     grid = catalog.grid_of(entry)
-    floor, through = (entry.base,) * 2 if grid is None else (grid.floor, grid.through)
+    rollup, through = (entry.base,) * 2 if grid is None else (grid.rollup, grid.through)
     wanted = set(tables)
     segments = [s for s in alive if s.table in wanted]
     base = [s for s in segments if s.born <= entry.base]
-    below = [s for s in segments if entry.base < s.born <= floor]
-    worked_off = [s for s in segments if floor < s.born <= through]
+    below = [s for s in segments if entry.base < s.born <= rollup]
+    worked_off = [s for s in segments if rollup < s.born <= through]
     waiting = [s for s in segments if s.born > through]
     layers = [
         Layer(tuple(base), is_base=True),
@@ -248,16 +248,16 @@ def restore_to(
         try:
             started = time.perf_counter()
             fetch.check_frames(storage, catalog, [s.extent for s in base.segments])
-            scatter = Scatter(destinations, schemas, StoredKills(), step)
+            scatter = Scatter(destinations, schemas, StoredDeletionVectors(), step)
             check = base.open_check(destinations, only)
             tasks = load(fetch.groups(base.segments, gap_max=gap_max), scatter, check)
             # While the base is read: what must be known before the rest of it is.
             extents = [s.extent for layer in later for s in layer.segments]
-            kills = StoredKills()
+            vectors = StoredDeletionVectors()
             if grid is not None and any(layer.is_masked for layer in later):
-                extents += [] if grid.kills is None else [grid.kills]
-                kills = fetch.read_kills(storage, grid)
-            scatter = Scatter(destinations, schemas, kills, step, has_marks=True)
+                extents += [] if grid.deletion_vectors is None else [grid.deletion_vectors]
+                vectors = fetch.read_deletion_vectors(storage, grid)
+            scatter = Scatter(destinations, schemas, vectors, step, has_marks=True)
             fetch.check_frames(storage, catalog, extents)
             planned = [(_groups(layer.segments, threads, gap_max), layer) for layer in later]
             masked = sum(task.result() for task in tasks)
@@ -329,13 +329,13 @@ def _plan_reads(
 
 def _is_part(destinations: Destinations) -> bool:
     """Whether somebody else holds some of the rows."""
-    return any(d.piece.local_rows < d.piece.rows for found in destinations.values() for d in found)
+    return any(d.shard.local_rows < d.shard.rows for found in destinations.values() for d in found)
 
 
 def _is_held(segment: SegmentEntry, destinations: Destinations) -> bool:
     """Whether some destination may want rows of a segment."""
     wanted = destinations.get(segment.table, ())
-    return any(d.piece.may_hold(segment.first, segment.last) for d in wanted)
+    return any(d.shard.may_hold(segment.first, segment.last) for d in wanted)
 
 
 def _rows_of_servers(
@@ -345,8 +345,8 @@ def _rows_of_servers(
     servers: Collection[int],
 ) -> dict[str, np.ndarray]:
     """The rows of some servers, by table."""
-    assert catalog.shards is not None
-    placement = catalog.shards.placement
+    assert catalog.sharding is not None
+    placement = catalog.sharding.placement
     return {
         table: np.concatenate(
             [placement.rows_of(server, schemas[table].rows) for server in sorted(servers)]

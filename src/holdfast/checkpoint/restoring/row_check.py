@@ -134,8 +134,8 @@ class _Notes:
     rows that were left out, with the births of what was left out."""
 
     def __init__(self, destination: Destination) -> None:
-        self._piece = destination.piece
-        self.births_M = np.zeros(self._piece.local_rows, np.int32)
+        self._shard = destination.shard
+        self.births_M = np.zeros(self._shard.local_rows, np.int32)
         self.dead: list[tuple[int, np.ndarray]] = []
         self.placed = 0
 
@@ -149,7 +149,7 @@ class _Notes:
             )
         wanted = len(self.births_M)
         if only is not None:
-            local_K = self._piece.local_of(only)
+            local_K = self._shard.local_of(only)
             local_K = local_K[local_K >= 0]
             wanted = len(local_K)
             if placed != np.count_nonzero(self.births_M[local_K]):

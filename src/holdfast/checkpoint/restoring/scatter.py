@@ -23,7 +23,7 @@ import numpy as np
 from holdfast.checkpoint.format import deletion_vectors
 from holdfast.checkpoint.format.catalog import SegmentEntry
 from holdfast.checkpoint.format.codec import fit_codec, parse_codec
-from holdfast.checkpoint.format.deletion_vectors import Kills, StoredKills
+from holdfast.checkpoint.format.deletion_vectors import DeletionVectors, StoredDeletionVectors
 from holdfast.checkpoint.format.segment import DTYPE_NUMBERS, Segment
 from holdfast.checkpoint.restoring import fetch
 from holdfast.checkpoint.restoring.destination import Destination, Destinations
@@ -46,7 +46,7 @@ class Scatter:
         self,
         destinations: Destinations,
         schemas: Mapping[str, TableSchema],
-        kills: StoredKills,
+        vectors: StoredDeletionVectors,
         step: int,
         *,
         has_marks: bool = False,
@@ -54,7 +54,7 @@ class Scatter:
         """With ``has_marks`` the rows of every segment are marked where destinations ask for it."""
         self._destinations = destinations
         self._schemas = schemas
-        self._kills = kills
+        self._vectors = vectors
         self._step = step
         self._has_marks = has_marks
         self._marking = threading.Lock()
@@ -79,12 +79,12 @@ class Scatter:
         places = sorted(read.places, key=lambda place: (place[0].table, place[0].born))
         for entry, at in places:
             fetch.check_sum(data[at : at + entry.extent.bytes], entry.extent)
-        kills_of = self._kills.places if is_masked else {}
+        vectors_of = self._vectors.places if is_masked else {}
         facts_SF = np.array(
             [
                 (at, e.extent.bytes, e.rows, e.first, e.last, self._table_at[e.table],
                  _EVER if e.deaths_through is None else e.deaths_through,
-                 *kills_of.get((e.table, e.born), _NOWHERE), check.birth_of(e))
+                 *vectors_of.get((e.table, e.born), _NOWHERE), check.birth_of(e))
                 for e, at in places
             ],
             np.int64,
@@ -93,8 +93,8 @@ class Scatter:
             np.frombuffer(data, np.uint8),
             facts_SF,
             self._tables,
-            self._kills.all.ids_N,
-            self._kills.all.deaths_N,
+            self._vectors.all.ids_N,
+            self._vectors.all.deaths_N,
             self._step,
             is_masked=is_masked,
             births_T=check.addresses(),
@@ -120,9 +120,9 @@ class Scatter:
         ids_N = segment.ids()
         dead_N = None
         if is_masked:
-            dead_N = dead_at(self._step, entry, ids_N, segment.deaths(), self._kills)
+            dead_N = dead_at(self._step, entry, ids_N, segment.deaths(), self._vectors)
         for index, destination in enumerate(self._destinations[entry.table]):
-            local_N = destination.piece.local_of(ids_N)
+            local_N = destination.shard.local_of(ids_N)
             self._mark(destination, local_N)
             check.note(entry, index, local_N, dead_N)
             if dead_N is not None:
@@ -133,7 +133,7 @@ class Scatter:
 
     def _mark(self, destination: Destination, local_N: np.ndarray) -> None:
         if self._has_marks and destination.words_W is not None:
-            rows = destination.piece.local_rows
+            rows = destination.shard.local_rows
             with self._marking:
                 bitmap.mark(destination.words_W, local_N[local_N >= 0], rows)
 
@@ -152,7 +152,7 @@ def _put_rows(segment: Segment, destination: Destination, local_N: np.ndarray) -
 
 def _only(found: Sequence[Destination]) -> Destination | None:
     """The one destination of a table that the kernel can serve: whole columns, rows in a row."""
-    if len(found) != 1 or not isinstance(found[0].piece.ids, range):
+    if len(found) != 1 or not isinstance(found[0].shard.ids, range):
         return None
     is_whole = all(
         into.array_MD.flags.c_contiguous and into.floats == slice(0, into.array_MD.shape[1])
@@ -173,7 +173,7 @@ def _describe(destinations: Destinations, schemas: Mapping[str, TableSchema]) ->
             into.array_MD.shape[1] != schema.columns[into.column].width for into in one.columns
         ):
             continue
-        ids = one.piece.ids
+        ids = one.shard.ids
         assert isinstance(ids, range)
         rows_T[index], held_T[index], first_T[index] = schema.rows, len(ids), ids.start
         for c, column in enumerate(schema.columns):
@@ -189,7 +189,11 @@ def _describe(destinations: Destinations, schemas: Mapping[str, TableSchema]) ->
 
 
 def dead_at(
-    step: int, entry: SegmentEntry, ids_N: np.ndarray, deaths_N: np.ndarray | None, kills: Kills
+    step: int,
+    entry: SegmentEntry,
+    ids_N: np.ndarray,
+    deaths_N: np.ndarray | None,
+    vectors: DeletionVectors,
 ) -> np.ndarray:
     """Which rows of a segment that a grid has worked off are dead at a step.
 
@@ -199,7 +203,7 @@ def dead_at(
     inner_N = fetch.deaths_of(entry, deaths_N)
     if inner_N is not None:
         dead_N |= (inner_N >= 0) & (inner_N <= step)
-    vector = kills.get((entry.table, entry.born))
+    vector = vectors.get((entry.table, entry.born))
     if vector is not None:
         outer_N = deletion_vectors.look_up(vector, ids_N)
         dead_N |= (outer_N >= 0) & (outer_N <= step)

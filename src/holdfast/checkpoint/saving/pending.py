@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from holdfast.deprecation import warn_renamed
 from holdfast.errors import SaveCancelledError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ class SaveStats:
 
     step: int
     kind: str
-    is_floor: bool = False
+    is_rollup: bool = False
     rows: int = 0
     staged_bytes: int = 0
     bytes: int = 0
@@ -27,6 +27,12 @@ class SaveStats:
     encode_s: float = 0.0
     store_s: float = 0.0
     durable_s: float = 0.0
+
+    @property
+    def is_floor(self) -> bool:
+        """Deprecated: ``is_rollup``."""
+        warn_renamed("SaveStats.is_floor", "is_rollup")
+        return self.is_rollup
 
 
 class PendingSave:
@@ -82,25 +88,21 @@ class PendingSave:
 
     def staged(self) -> None:
         """Deprecated: ``save()`` returns when the snapshot is in memory."""
-        _deprecated("staged()", "nothing: save() returns when the snapshot is in memory")
+        warn_renamed("staged() of a save", "nothing: save() returns when the snapshot is in memory")
 
     def durable(self, timeout: float | None = None) -> SaveStats:
         """Deprecated: ``result``."""
-        _deprecated("durable()", "result()")
+        warn_renamed("durable() of a save", "result()")
         return self.result(timeout)
 
     @property
     def is_done(self) -> bool:
         """Deprecated: ``done()``."""
-        _deprecated("is_done", "done()")
+        warn_renamed("is_done of a save", "done()")
         return self.done()
 
     @property
     def has_failed(self) -> bool:
         """Deprecated: ``wait`` raises what failed."""
-        _deprecated("has_failed", "wait(), which raises what failed")
+        warn_renamed("has_failed of a save", "wait(), which raises what failed")
         return self.done() and self._save.error is not None
-
-
-def _deprecated(old: str, new: str) -> None:
-    warnings.warn(f"{old} of a save is deprecated; use {new}", DeprecationWarning, stacklevel=3)

@@ -35,7 +35,7 @@ class RunningSave:
         """The error was raised to the user."""
         self.cancellation = Cancellation(plan.step)
         self._log = log
-        self._stats = SaveStats(step=plan.step, kind=plan.kind, is_floor=plan.choice.is_floor,
+        self._stats = SaveStats(step=plan.step, kind=plan.kind, is_rollup=plan.choice.is_rollup,
                                 rows=copies.rows, staged_bytes=copies.bytes)  # fmt: skip
         self._is_committed = False
         self._over = threading.Event()

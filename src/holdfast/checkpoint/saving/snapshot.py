@@ -40,8 +40,8 @@ from holdfast.loading.generators import rng_state
 from holdfast.model import devices
 from holdfast.model.dtypes import array_dtype
 from holdfast.model.model_state import ModelState
-from holdfast.model.pieces import Piece
 from holdfast.model.schema import DTYPE_BYTES, TableSchema
+from holdfast.model.shard import Shard
 from holdfast.model.tables import Table
 from holdfast.model.tensors import as_tensor
 
@@ -51,14 +51,14 @@ class StagedPart:
     """Copied rows of one table, every column, in a staging buffer."""
 
     schema: TableSchema
-    piece: Piece
+    shard: Shard
     part: RowPart
     columns: tuple[np.ndarray, ...]
     buffer: Buffer
 
     def ids(self) -> np.ndarray:
         """The global ids of its rows, ascending."""
-        return self.piece.global_ids(self.part.ids())
+        return self.shard.global_ids(self.part.ids())
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ def _copy(
     except BaseException:
         pool.release(buffer)
         raise
-    return StagedPart(schema, table.piece, part, columns, buffer)
+    return StagedPart(schema, table.shard, part, columns, buffer)
 
 
 def _take_on_device(
@@ -248,7 +248,7 @@ def _take_on_device(
     rows = range(part.start, part.stop) if part.ids_N is None else part.ids_N
     size = part.rows * schema.row_bytes
     copy = DeviceStaging(room, size, lambda: table.copy_on_device(rows))
-    present, piece = _present(table), table.piece
+    present, shard = _present(table), table.shard
 
     def bring() -> StagedPart:
         buffer = bench.pool.acquire(size, room.host_buffer)
@@ -258,7 +258,7 @@ def _take_on_device(
         except BaseException:
             bench.pool.release(buffer)
             raise
-        return StagedPart(schema, piece, part, columns, buffer)
+        return StagedPart(schema, shard, part, columns, buffer)
 
     return _fetch(bench, copy, bring)
 

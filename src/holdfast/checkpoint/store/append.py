@@ -74,7 +74,7 @@ def check_whole(schemas: Sequence[TableSchema], segments: Sequence[SegmentEntry]
                 table=schema.name,
                 rows=schema.rows,
                 found=found[schema.name],
-                todo="see that the pieces of all processes make up the table",
+                todo="see that the shards of all processes make up the table",
             )
 
 
@@ -102,7 +102,7 @@ def plan_append(
         segments,
         objects,
         replaces_since=plan.replaces_since,
-        is_floor=plan.choice.is_floor,
+        is_rollup=plan.choice.is_rollup,
         placement=plan.rules.placement,
     )
     if plan.rules.has_grid and catalog.grid_of(final) is None:

@@ -23,10 +23,10 @@ from holdfast.checkpoint.format.catalog import (
     CheckpointEntry,
     GridEntry,
     Growth,
-    Recovery,
+    RestoreTiming,
     Rewind,
     SegmentEntry,
-    Shards,
+    Sharding,
 )
 from holdfast.checkpoint.format.checksum import as_hex, checksum
 from holdfast.checkpoint.format.claims import check_claims
@@ -122,15 +122,20 @@ def to_bytes(catalog: Catalog) -> bytes:
         "rewinds": [[r.to, r.last] for r in catalog.rewinds],
         "growth": [[item.step, item.row_bytes, item.build_s] for item in catalog.growth],
         "grids": [
-            [g.floor, g.end, g.through, None if g.kills is None else extent(g.kills)]
+            [
+                g.rollup,
+                g.end,
+                g.through,
+                None if g.deletion_vectors is None else extent(g.deletion_vectors),
+            ]
             for g in catalog.grids
         ],
-        "recoveries": [list(dataclasses.astuple(r)) for r in catalog.recoveries],
+        "recoveries": [list(dataclasses.astuple(r)) for r in catalog.restore_timings],
     }
-    if catalog.shards is not None:
-        placement = catalog.shards.placement
+    if catalog.sharding is not None:
+        placement = catalog.sharding.placement
         body["shards"] = [
-            placement.servers, placement.data, placement.parity, catalog.shards.since,
+            placement.servers, placement.data, placement.parity, catalog.sharding.since,
             *([] if placement.groups == 1 else [placement.groups]),
         ]  # fmt: skip
     if format_ >= RANKS_FORMAT:
@@ -152,7 +157,7 @@ _CHECKPOINT_FIELDS = tuple(
 
 def _format_of(catalog: Catalog) -> int:
     """The lowest format that can say what this catalog says: older readers read most runs."""
-    if catalog.shards is not None and catalog.shards.placement.groups > 1:
+    if catalog.sharding is not None and catalog.sharding.placement.groups > 1:
         return GROUPS_FORMAT
     if any(t.has_other_dtypes for schema in catalog.schemas for t in schema):
         return DTYPES_FORMAT
@@ -258,12 +263,12 @@ def _parse(body: dict[str, Any], format_: int) -> Catalog:
     )
     grids = tuple(
         GridEntry(
-            stored_json.count(floor),
+            stored_json.count(rollup),
             _count_or_none(end),
             stored_json.count(through),
-            None if kills is None else extent(*kills),
+            None if vectors is None else extent(*vectors),
         )
-        for floor, end, through, kills in body["grids"]
+        for rollup, end, through, vectors in body["grids"]
     )
     return Catalog(
         run=stored_json.text(body["run"]),
@@ -282,8 +287,8 @@ def _parse(body: dict[str, Any], format_: int) -> Catalog:
             for step, size, seconds in body["growth"]
         ),
         grids=grids,
-        recoveries=tuple(
-            Recovery(
+        restore_timings=tuple(
+            RestoreTiming(
                 stored_json.count(base_bytes),
                 stored_json.number(base_s),
                 stored_json.count(delta_bytes),
@@ -291,7 +296,7 @@ def _parse(body: dict[str, Any], format_: int) -> Catalog:
             )
             for base_bytes, base_s, delta_bytes, delta_s in body["recoveries"]
         ),
-        shards=_parse_shards(body.get("shards"), format_),
+        sharding=_parse_sharding(body.get("shards"), format_),
     )
 
 
@@ -313,16 +318,16 @@ def _parse_cut(values: list[Any], format_: int) -> Cut | None:
     )
 
 
-def _parse_shards(values: Any, format_: int) -> Shards | None:
+def _parse_sharding(values: Any, format_: int) -> Sharding | None:
     if values is None:
         return None
     servers, data, parity, since, *more = map(stored_json.count, values)
     if data == 0 or (more and (format_ < GROUPS_FORMAT or more == [1])):
-        raise ValueError("impossible shards")
+        raise ValueError("impossible sharding")
     try:
-        return Shards(Placement(servers, data, parity, *more), since)
+        return Sharding(Placement(servers, data, parity, *more), since)
     except InvalidRequestError as error:
-        raise ValueError("impossible shards") from error
+        raise ValueError("impossible sharding") from error
 
 
 def _count_or_none(value: object) -> int | None:

@@ -176,7 +176,7 @@ class SinceBase:
         self._count()
 
     def joined(self, marks: Mapping[str, Words]) -> Marks:
-        """They and these: what a floor holds."""
+        """They and these: what a rollup holds."""
         both = {name: words_W.copy() for name, words_W in self._marks.items()}
         union(both, marks)
         return both

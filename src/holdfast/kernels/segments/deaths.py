@@ -6,7 +6,7 @@ that may be lies.
 Not here: how vectors are stored (checkpoint/format/deletion_vectors.py), when a chunk is extracted
 (checkpoint/grid/extract.py).
 
-Shapes: ids_N, deaths_N  rows of a chunk and when each died (-1: alive); kills_K, deaths_K  killed
+Shapes: ids_N, deaths_N  rows of a chunk and when each died (-1: alive); deleted_K, deaths_K  killed
 rows and when; counts_V, births_V  how many of those belong to each vector, and its birth.
 """
 
@@ -19,15 +19,15 @@ from numba import njit
 
 
 @njit(cache=True, nogil=True)
-def mark_deaths(ids_N: Any, kills_K: Any, deaths_K: Any, deaths_N: Any) -> int:
-    """Note the death of every row that is killed, the earlier one of two; how many were alive."""
+def mark_deaths(ids_N: Any, deleted_K: Any, deaths_K: Any, deaths_N: Any) -> int:
+    """Note the death of every deleted row, the earlier one of two; how many were alive."""
     if ids_N.size == 0:
         return 0
-    k = np.searchsorted(kills_K, ids_N[0])
+    k = np.searchsorted(deleted_K, ids_N[0])
     new = 0
     i = 0
-    while k < kills_K.size:
-        row = kills_K[k]
+    while k < deleted_K.size:
+        row = deleted_K[k]
         while i < ids_N.size and ids_N[i] < row:
             i += 1
         if i == ids_N.size:
@@ -43,14 +43,14 @@ def mark_deaths(ids_N: Any, kills_K: Any, deaths_K: Any, deaths_N: Any) -> int:
 
 
 @njit(cache=True, nogil=True)
-def are_vectors(kills_K: Any, deaths_K: Any, counts_V: Any, births_V: Any) -> bool:
+def are_vectors(deleted_K: Any, deaths_K: Any, counts_V: Any, births_V: Any) -> bool:
     """Whether every vector's ids ascend from 0, and each row died after it was born."""
     k = 0
     for v in range(counts_V.size):
         earlier = -1
         for _ in range(counts_V[v]):
-            if kills_K[k] <= earlier or deaths_K[k] <= births_V[v]:
+            if deleted_K[k] <= earlier or deaths_K[k] <= births_V[v]:
                 return False
-            earlier = kills_K[k]
+            earlier = deleted_K[k]
             k += 1
-    return bool(k == kills_K.size)
+    return bool(k == deleted_K.size)

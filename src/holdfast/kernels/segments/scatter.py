@@ -16,7 +16,7 @@ Not here: checksums (checkpoint/restoring/fetch.py), the bytes of a segment (hea
 codecs (checkpoint/format/codec.py).
 
 Shapes: buffer_B  bytes of all segments; facts_SF  S segments, F numbers named below; rows_T,
-widths_TC, types_TC, wires_TC, address_TC  T tables, C columns; kills_K, deaths_K  killed rows of
+widths_TC, types_TC, wires_TC, address_TC  T tables, C columns; deleted_K, deaths_K  deleted rows of
 all segments and when.
 """
 
@@ -44,8 +44,8 @@ from holdfast.kernels.segments.headers import mask_dead, read_head
     LAST,
     TABLE,
     DEATHS_THROUGH,  # deaths after this step do not count
-    KILLS_LO,  # its deletion vector
-    KILLS_HI,
+    VECTOR_LO,  # its deletion vector
+    VECTOR_HI,
     BIRTH,  # the place of its birth among all births of what is read together, from 1 on
 ) = range(10)
 
@@ -115,15 +115,15 @@ def _is_expected(fact_F: Any, head_H: Any, columns_CK: Any, rows_T: Any, widths_
 
 
 @njit(cache=True, nogil=True)
-def _mask_killed(kills_K: Any, deaths_K: Any, lo: int, hi: int, step: int, ids_N: Any) -> int:
+def _mask_dead(deleted_K: Any, deaths_K: Any, lo: int, hi: int, step: int, ids_N: Any) -> int:
     """Leave out rows that a deletion vector names; both are ascending."""
     last = ids_N[ids_N.size - 1]
-    k = lo + np.searchsorted(kills_K[lo:hi], ids_N[0])
+    k = lo + np.searchsorted(deleted_K[lo:hi], ids_N[0])
     masked = 0
     i = 0
-    while k < hi and kills_K[k] <= last:
+    while k < hi and deleted_K[k] <= last:
         if deaths_K[k] <= step:
-            row = kills_K[k]
+            row = deleted_K[k]
             while ids_N[i] < row:  # ends: the last id is not below it
                 i += 1
             if ids_N[i] == row:
@@ -192,7 +192,7 @@ def _place(
     types_TC: Any,
     wires_TC: Any,
     address_TC: Any,
-    kills_K: Any,
+    deleted_K: Any,
     deaths_K: Any,
     step: int,
     is_masked: bool,
@@ -229,9 +229,9 @@ def _place(
                 all_X[:rows] = ids_N
             # Vectors first: they need ids in order, and masking takes some away.
             found = 0
-            if fact_F[KILLS_HI] > fact_F[KILLS_LO]:
-                found = _mask_killed(
-                    kills_K, deaths_K, fact_F[KILLS_LO], fact_F[KILLS_HI], step, ids_N
+            if fact_F[VECTOR_HI] > fact_F[VECTOR_LO]:
+                found = _mask_dead(
+                    deleted_K, deaths_K, fact_F[VECTOR_LO], fact_F[VECTOR_HI], step, ids_N
                 )
             if head_H[headers.DEATHS_BYTES] > 0:
                 own = mask_dead(buffer_B, head_H, step, fact_F[DEATHS_THROUGH], ids_N)
@@ -320,7 +320,7 @@ def place(
     buffer_B: npt.NDArray[np.uint8],
     facts_SF: npt.NDArray[np.int64],
     tables: Tables,
-    kills_K: npt.NDArray[np.int64],
+    deleted_K: npt.NDArray[np.int64],
     deaths_K: npt.NDArray[np.int64],
     step: int,
     *,
@@ -354,7 +354,7 @@ def place(
         tables.types_TC,
         tables.wires_TC,
         tables.address_TC,
-        kills_K,
+        deleted_K,
         deaths_K,
         step,
         is_masked,

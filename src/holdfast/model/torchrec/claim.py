@@ -1,6 +1,6 @@
 """Which tables TorchRec has sharded in a model, and what this rank holds of each.
 
-    model -> sharded collections -> kernels of this rank -> one table for each piece
+    model -> sharded collections -> kernels of this rank -> one table for each shard
 
 Names are those of ``state_dict()``, which are also those of the collection before it was sharded:
 ``bags.embedding_bags.users.weight``. A rank that holds nothing of a table has no ``Table`` for it,
@@ -38,9 +38,9 @@ from torchrec.modules.embedding_configs import DataType
 
 from holdfast.errors import InvalidRequestError
 from holdfast.model.names import plain_name
-from holdfast.model.pieces import Piece
+from holdfast.model.shard import Shard
 from holdfast.model.tables import Claimed, Loading, Table
-from holdfast.model.torchrec.dense import DenseTable
+from holdfast.model.torchrec.dense import DenseKernelTable
 from holdfast.model.torchrec.fused import KNOWN, FusedTable, Kernel
 
 _FUSED = (BatchedFusedEmbedding, BatchedFusedEmbeddingBag)
@@ -146,32 +146,32 @@ def _kernels_of(collection: Any) -> Iterator[BaseEmbedding]:
 def _tables_of(
     kernel: BaseEmbedding, prefix: str, homes: nn.ModuleDict, owners: dict[int, Any]
 ) -> Iterator[Table]:
-    """This rank's pieces in one kernel."""
+    """This rank's shards in one kernel."""
     fused: Kernel | None = None
     for index, config in enumerate(kernel.config.embedding_tables):
         name = f"{prefix}{config.name}.weight"
         _check_numbers(name, config)
-        piece = _piece_of(config)
+        shard = _shard_of(config)
         if type(kernel) in _FUSED:
             if fused is None:
                 _check_optimizer(name, kernel)
                 fused = Kernel(kernel.emb_module, kernel.fused_optimizer.param_groups)
-            yield FusedTable(name, fused, index, piece=piece)
+            yield FusedTable(name, fused, index, shard=shard)
         elif type(kernel) in _DENSE:
             home = homes[config.name]
-            yield DenseTable(name, home, owners.get(id(home.weight)), piece=piece)
+            yield DenseKernelTable(name, home, owners.get(id(home.weight)), shard=shard)
         else:
             raise InvalidRequestError(
                 "a table's kernel is not supported", table=name, kernel=type(kernel).__name__
             )
 
 
-def _piece_of(config: ShardedEmbeddingTable) -> Piece:
+def _shard_of(config: ShardedEmbeddingTable) -> Shard:
     local = config.local_metadata
     if local is None:  # data-parallel: every rank has it all
-        return Piece(config.num_embeddings, config.embedding_dim, is_replicated=True)
+        return Shard(config.num_embeddings, config.embedding_dim, is_replicated=True)
     (row, column), (rows, columns) = local.shard_offsets, local.shard_sizes
-    return Piece(
+    return Shard(
         config.num_embeddings,
         config.embedding_dim,
         range(row, row + rows),

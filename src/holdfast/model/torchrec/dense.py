@@ -12,12 +12,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from holdfast.model.pieces import Piece
+from holdfast.model.shard import Shard
 from holdfast.model.tables import Table
 
 
-class DenseTable(Table):
-    """A piece of a table that is a parameter of a sharded module."""
+class DenseKernelTable(Table):
+    """A shard of a table that is a parameter of a sharded module."""
 
     def __init__(
         self,
@@ -25,12 +25,12 @@ class DenseTable(Table):
         home: nn.Module,
         optimizer: torch.optim.Optimizer | None,
         *,
-        piece: Piece,
+        shard: Shard,
     ) -> None:
         """``home``: the module whose ``weight`` is the parameter."""
         weight = home.weight
         assert isinstance(weight, nn.Parameter)
-        super().__init__(name, weight, optimizer=optimizer, piece=piece)
+        super().__init__(name, weight, optimizer=optimizer, shard=shard)
         self._home = home
 
     def is_current(self) -> bool:

@@ -2,14 +2,14 @@
 
     lookup of a kernel -> gradient of its output arrives -> mark the rows it looked up
 
-A kernel (fbgemm's split table-batched embedding) holds this rank's pieces of several tables, looks
+A kernel (fbgemm's split table-batched embedding) holds this rank's shards of several tables, looks
 all of them up in one call, and its backward applies the optimizer. So the ids a call was given,
 after TorchRec has sent every rank its own, are the rows that its backward changes: exactly these.
 
 Invariants:
 - Rows are marked when the gradient of a lookup arrives, just before the kernel applies it: a lookup
   without a backward (evaluation) marks nothing.
-- Ids are those of the piece: TorchRec has made them local before they reach the kernel.
+- Ids are those of the shard: TorchRec has made them local before they reach the kernel.
 - On a GPU no lookup waits: a copy of the ids stays there until the host knows where each feature's
   begin, a few numbers that arrive behind training. Then the rows are marked, on the GPU.
 
@@ -36,7 +36,7 @@ from torch.utils.hooks import RemovableHandle
 
 from holdfast.errors import InvalidRequestError
 from holdfast.model import devices
-from holdfast.model.pieces import Piece
+from holdfast.model.shard import Shard
 from holdfast.model.tables import Mark, Table
 
 # Optimizers whose row state is known, and which move only rows that were looked up: weight decay
@@ -228,11 +228,11 @@ def looked_up_on_device(ids: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 class FusedTable(Table):
-    """A piece of a table that a fused kernel holds."""
+    """A shard of a table that a fused kernel holds."""
 
-    def __init__(self, name: str, kernel: Kernel, index: int, *, piece: Piece) -> None:
+    def __init__(self, name: str, kernel: Kernel, index: int, *, shard: Shard) -> None:
         """``index``: which of the kernel's tables it is."""
-        super().__init__(name, None, piece=piece)
+        super().__init__(name, None, shard=shard)
         self._kernel = kernel
         self._index = index
         self._weight: torch.Tensor = kernel.module.split_embedding_weights()[index].detach()

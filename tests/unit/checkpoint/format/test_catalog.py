@@ -15,7 +15,7 @@ from holdfast.checkpoint.format.catalog import (
     CheckpointEntry,
     GridEntry,
     SegmentEntry,
-    Shards,
+    Sharding,
 )
 from holdfast.checkpoint.format.checksum import as_hex, checksum
 from holdfast.checkpoint.format.object import ROWS, Extent, object_name
@@ -35,7 +35,7 @@ def grown(
     kind: str,
     *,
     since: int | None = None,
-    is_floor: bool = False,
+    is_rollup: bool = False,
 ) -> Catalog:
     """The catalog with one more checkpoint of ten rows."""
     name = object_name(step, ROWS, "aa")
@@ -49,7 +49,7 @@ def grown(
     )  # fmt: skip
     segment = SegmentEntry("t", step, None, 10, 0, 9, extent)
     return catalog.with_checkpoint(
-        entry, (segment,), ((name, 300),), replaces_since=since, is_floor=is_floor
+        entry, (segment,), ((name, 300),), replaces_since=since, is_rollup=is_rollup
     )
 
 
@@ -80,8 +80,8 @@ def test_delta_since_the_base_replaces_the_deltas_before_it() -> None:
     assert names(kept) == {object_name(2, ROWS, "aa"), object_name(6, ROWS, "aa")}
 
 
-def with_floors() -> Catalog:
-    """A base at 2, floors at 6 and 10, a base at 14, a floor at 18; increments between."""
+def with_rollups() -> Catalog:
+    """A base at 2, rollups at 6 and 10, a base at 14, a rollup at 18; increments between."""
     catalog = start()
     for step in range(2, 21, 2):
         if step in (2, 14):
@@ -89,45 +89,45 @@ def with_floors() -> Catalog:
             catalog = catalog.with_grid(GridEntry(step, None, step, None))
         elif step in (6, 10, 18):
             base = 2 if step < 14 else 14
-            catalog = grown(catalog, step, DELTA, since=base, is_floor=True)
+            catalog = grown(catalog, step, DELTA, since=base, is_rollup=True)
         else:
             catalog = grown(catalog, step, DELTA)
     return catalog
 
 
-def floors_of(catalog: Catalog) -> list[int]:
-    return [catalog.floor_of(entry) for entry in catalog.checkpoints]
+def rollups_of(catalog: Catalog) -> list[int]:
+    return [catalog.rollup_of(entry) for entry in catalog.checkpoints]
 
 
-def test_a_floor_replaces_what_was_born_since_the_base_and_begins_a_grid() -> None:
-    catalog = with_floors()
+def test_a_rollup_replaces_what_was_born_since_the_base_and_begins_a_grid() -> None:
+    catalog = with_rollups()
     assert [births(catalog, step) for step in catalog.steps] == [
         [2], [2, 4], [2, 6], [2, 6, 8], [2, 10], [2, 10, 12], [14], [14, 16], [14, 18],
         [14, 18, 20],
     ]  # fmt: skip
-    assert floors_of(catalog) == [2, 2, 6, 6, 10, 10, 14, 14, 18, 18]
-    assert [(g.floor, g.end) for g in catalog.grids] == [
+    assert rollups_of(catalog) == [2, 2, 6, 6, 10, 10, 14, 14, 18, 18]
+    assert [(g.rollup, g.end) for g in catalog.grids] == [
         (2, 6), (6, 10), (10, 14), (14, 18), (18, None)
     ]  # fmt: skip
     for entry in catalog.checkpoints:
         grid = catalog.grid_of(entry)
-        assert grid is not None and grid.floor == catalog.floor_of(entry)
+        assert grid is not None and grid.rollup == catalog.rollup_of(entry)
 
 
-def test_a_grid_belongs_to_the_steps_from_its_floor_to_its_end() -> None:
-    catalog = with_floors()
+def test_a_grid_belongs_to_the_steps_from_its_rollup_to_its_end() -> None:
+    catalog = with_rollups()
     without = dataclasses.replace(
-        catalog, grids=tuple(g for g in catalog.grids if g.floor not in (6, 14))
+        catalog, grids=tuple(g for g in catalog.grids if g.rollup not in (6, 14))
     )
     found = {e.step: without.grid_of(e) for e in without.checkpoints}
     assert [step for step, grid in found.items() if grid is None] == [6, 8, 14, 16]
 
 
 @pytest.mark.parametrize("step", range(2, 21, 2))
-def test_going_back_forgets_later_floors_and_opens_the_grid_again(step: int) -> None:
-    catalog = with_floors()
+def test_going_back_forgets_later_rollups_and_opens_the_grid_again(step: int) -> None:
+    catalog = with_rollups()
     back = catalog.rewound(step)
-    assert floors_of(back) == floors_of(catalog)[: step // 2]
+    assert rollups_of(back) == rollups_of(catalog)[: step // 2]
     assert births(back, step) == births(catalog, step)
     if step < 20:
         assert back.grids[-1].end is None
@@ -135,14 +135,14 @@ def test_going_back_forgets_later_floors_and_opens_the_grid_again(step: int) -> 
 
 
 def test_a_grid_goes_with_the_last_checkpoint_in_it() -> None:
-    kept = with_floors().keeping(frozenset({8, 16, 20}))
-    assert [g.floor for g in kept.grids] == [6, 14, 18]
+    kept = with_rollups().keeping(frozenset({8, 16, 20}))
+    assert [g.rollup for g in kept.grids] == [6, 14, 18]
     assert [births(kept, step) for step in kept.steps] == [[2, 6, 8], [14, 16], [14, 18, 20]]
     assert sorted(s.born for s in kept.segments) == [2, 6, 8, 14, 16, 18, 20]
 
 
-def test_floors_return_from_bytes() -> None:
-    catalog = with_floors()
+def test_rollups_return_from_bytes() -> None:
+    catalog = with_rollups()
     assert catalogs.from_bytes(catalogs.to_bytes(catalog)) == catalog
 
 
@@ -176,8 +176,8 @@ def test_catalog_returns_from_bytes() -> None:
 
 
 def test_division_among_servers_returns_from_bytes() -> None:
-    for shards in (None, Shards(Placement(3), 7), Shards(Placement(6, data=4, parity=2), 0)):
-        catalog = dataclasses.replace(start(), shards=shards)
+    for sharding in (None, Sharding(Placement(3), 7), Sharding(Placement(6, data=4, parity=2), 0)):
+        catalog = dataclasses.replace(start(), sharding=sharding)
         assert catalogs.from_bytes(catalogs.to_bytes(catalog)) == catalog
 
 
@@ -188,7 +188,7 @@ def test_division_among_servers_returns_from_bytes() -> None:
     ],
 )  # fmt: skip
 def test_impossible_division_is_refused(lie: object) -> None:
-    good = dataclasses.replace(start(), shards=Shards(Placement(3), 5))
+    good = dataclasses.replace(start(), sharding=Sharding(Placement(3), 5))
     text = catalogs.to_bytes(good).split(b"\n")[1].decode()
     lying = text.replace('"shards":[3,3,0,5]', f'"shards":{json.dumps(lie)}').encode()
     assert lying != text.encode()

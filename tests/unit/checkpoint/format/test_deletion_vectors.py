@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from holdfast.checkpoint.format import deletion_vectors
 from holdfast.checkpoint.format.deletion_vectors import (
-    NO_KILLS,
-    Vector,
+    NO_DELETIONS,
+    DeletionVector,
     from_bytes,
     join,
     look_up,
@@ -32,22 +32,22 @@ PLAIN: st.SearchStrategy[Plain] = st.dictionaries(
 )
 
 
-def as_kills(plain: Plain) -> dict[tuple[str, int], Vector]:
+def as_kills(plain: Plain) -> dict[tuple[str, int], DeletionVector]:
     return {
         key: make_vector(np.array(list(rows), np.int64), np.array(list(rows.values()), np.int64))
         for key, rows in plain.items()
     }
 
 
-def as_plain(kills: deletion_vectors.Kills) -> Plain:
+def as_plain(kills: deletion_vectors.DeletionVectors) -> Plain:
     return {
         key: dict(zip(v.ids_N.tolist(), v.deaths_N.tolist(), strict=True))
         for key, v in kills.items()
     }
 
 
-def one(ids: list[int], deaths: list[int]) -> Vector:
-    return Vector(np.array(ids, np.int64), np.array(deaths, np.int64))
+def one(ids: list[int], deaths: list[int]) -> DeletionVector:
+    return DeletionVector(np.array(ids, np.int64), np.array(deaths, np.int64))
 
 
 @given(PLAIN, st.integers(30, 61))
@@ -88,7 +88,7 @@ def test_of_a_row_killed_twice_the_first_death_counts(kills: list[tuple[int, int
         for part in (slice(None, 7), slice(7, None))
     ]
     assert as_plain({("t", 0): join(halves)}) == {("t", 0): first}
-    assert join([]) is NO_KILLS and join([made]) is made
+    assert join([]) is NO_DELETIONS and join([made]) is made
 
 
 @given(st.dictionaries(st.integers(0, 40), st.integers(1, 9)), st.sets(st.integers(0, 40)))
@@ -101,7 +101,7 @@ def test_look_up_tells_each_rows_death_or_none(rows: dict[int, int], ids: set[in
 
 def test_more_steps_than_two_bytes_can_count() -> None:
     ids_N = np.arange(70_000) * 3
-    kills = {("t", 0): Vector(ids_N, np.arange(1, 70_001))}
+    kills = {("t", 0): DeletionVector(ids_N, np.arange(1, 70_001))}
     found = from_bytes(deletion_vectors.to_bytes(kills), through=1 << 40, where="here")
     assert np.array_equal(found["t", 0].deaths_N, kills["t", 0].deaths_N)
 

@@ -18,7 +18,7 @@ import holdfast as hf
 from holdfast import events
 from holdfast.checkpoint.format.segment import Segment
 from holdfast.checkpoint.grid.decide import GARBAGE_MAX
-from holdfast.checkpoint.restoring.fetch import PartReader, read_kills
+from holdfast.checkpoint.restoring.fetch import PartReader, read_deletion_vectors
 from holdfast.checkpoint.saving import snapshot
 from holdfast.storage import open_storage
 from holdfast.storage.base import ObjectWriter, Storage
@@ -71,7 +71,7 @@ def test_with_threshold_zero_cells_are_pure_and_no_dead_row_is_read(
             grow(life, 4, waits=waits)
             assert_pure(life)
             assert all(stats.masked_rows == 0 for stats in life.assert_exact().values())
-        assert life.run().catalog.grids[0].kills is None
+        assert life.run().catalog.grids[0].deletion_vectors is None
         assert any(s.died is not None for s in life.chunks())
         assert not life.heard(events.ExtractionFailed)
 
@@ -320,8 +320,8 @@ def test_a_new_base_starts_a_new_grid_and_the_old_one_is_finished(tmp_path: Path
             life.assert_exact()
         life.ck.wait()
         old, new = life.run().catalog.grids
-        assert (old.floor, old.through, old.end) == (1, 7, base)
-        assert (new.floor, new.through, new.end) == (base, base + 1, None)
+        assert (old.rollup, old.through, old.end) == (1, 7, base)
+        assert (new.rollup, new.through, new.end) == (base, base + 1, None)
         assert_pure(life)
         grow(life, 3)
         life.assert_exact()
@@ -604,7 +604,7 @@ def test_kills_name_only_versions_that_really_died(tmp_path: Path) -> None:
         grow(life, 10, size=60)
         catalog = life.run().catalog
         (grid,) = catalog.grids
-        kills = read_kills(life.storage, grid)
+        kills = read_deletion_vectors(life.storage, grid)
         assert kills
         needed = life.needed()
         reader = PartReader(life.storage)

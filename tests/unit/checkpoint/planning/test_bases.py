@@ -13,14 +13,14 @@ from holdfast.checkpoint.format.catalog import (
     DELTA,
     Catalog,
     CheckpointEntry,
-    Recovery,
+    RestoreTiming,
     SegmentEntry,
 )
 from holdfast.checkpoint.format.object import Extent
 from holdfast.checkpoint.planning.bases import (
     BASE_WINS_BY,
-    FLOOR_PAYS_AT,
-    FLOOR_REPLACES_MIN,
+    ROLLUP_PAYS_AT,
+    ROLLUP_REPLACES_MIN,
     SINCE_BASE,
     SINCE_LAST,
     Gathered,
@@ -162,7 +162,7 @@ def test_measured_are_the_bytes_a_restore_reads_and_the_fastest_increment() -> N
     catalog = dataclasses.replace(
         catalog,
         segments=extracted,
-        recoveries=(Recovery(1000, 2.0, 40, 0.1), Recovery(1000, 3.0, 50, 0.2)),
+        restore_timings=(RestoreTiming(1000, 2.0, 40, 0.1), RestoreTiming(1000, 3.0, 50, 0.2)),
     )
     assert measure(catalog) == Measured(
         base_bytes=1000,
@@ -174,62 +174,64 @@ def test_measured_are_the_bytes_a_restore_reads_and_the_fastest_increment() -> N
     )
 
 
-# Floors
+# Rollups
 
 
-def floor_of(increments: list[int], floor_bytes: float) -> bool:
-    gathered = Gathered(increments, floor_bytes)
+def rollup_of(increments: list[int], rollup_bytes: float) -> bool:
+    gathered = Gathered(increments, rollup_bytes)
     plan = plan_checkpoint("consecutive", [0.1], gathered=gathered)
-    assert (plan.kind, plan.since) == (DELTA, SINCE_BASE if plan.is_floor else SINCE_LAST)
-    assert plan.reason.startswith("floor") == plan.is_floor
-    return plan.is_floor
+    assert (plan.kind, plan.since) == (DELTA, SINCE_BASE if plan.is_rollup else SINCE_LAST)
+    assert plan.reason.startswith("rollup") == plan.is_rollup
+    return plan.is_rollup
 
 
-def test_a_floor_is_taken_once_increments_took_as_many_bytes_as_it_would() -> None:
-    assert not floor_of([10, 10, 10], 30 / FLOOR_PAYS_AT + 1)
-    assert floor_of([10, 10, 10], 30 / FLOOR_PAYS_AT)
+def test_a_rollup_is_taken_once_increments_took_as_many_bytes_as_it_would() -> None:
+    assert not rollup_of([10, 10, 10], 30 / ROLLUP_PAYS_AT + 1)
+    assert rollup_of([10, 10, 10], 30 / ROLLUP_PAYS_AT)
 
 
 @pytest.mark.parametrize("increments", [[], [10**9]])
-def test_a_floor_gathers_several_increments(increments: list[int]) -> None:
-    assert len(increments) < FLOOR_REPLACES_MIN
-    assert not floor_of(increments, 1.0)
+def test_a_rollup_gathers_several_increments(increments: list[int]) -> None:
+    assert len(increments) < ROLLUP_REPLACES_MIN
+    assert not rollup_of(increments, 1.0)
 
 
-@pytest.mark.parametrize(("increments", "floor_bytes"), [([0, 0, 0], 0.0), ([5, 5], 0.0)])
-def test_where_nothing_changed_there_is_no_floor(increments: list[int], floor_bytes: float) -> None:
-    assert not floor_of(increments, floor_bytes)
+@pytest.mark.parametrize(("increments", "rollup_bytes"), [([0, 0, 0], 0.0), ([5, 5], 0.0)])
+def test_where_nothing_changed_there_is_no_rollup(
+    increments: list[int], rollup_bytes: float
+) -> None:
+    assert not rollup_of(increments, rollup_bytes)
 
 
-def test_without_floors_or_with_another_policy_there_is_none() -> None:
+def test_without_rollups_or_with_another_policy_there_is_none() -> None:
     gathered = Gathered([10, 10, 10], 1.0)
-    assert not plan_checkpoint("consecutive", [0.1]).is_floor
+    assert not plan_checkpoint("consecutive", [0.1]).is_rollup
     for policy in ("full", "one-shot", "intermittent"):
-        assert not plan_checkpoint(policy, [0.1], gathered=gathered).is_floor
-    assert not plan_checkpoint("consecutive", None, gathered=gathered).is_floor
+        assert not plan_checkpoint(policy, [0.1], gathered=gathered).is_rollup
+    assert not plan_checkpoint("consecutive", None, gathered=gathered).is_rollup
     forced = plan_checkpoint("consecutive", [0.1], must_be_base="because", gathered=gathered)
-    assert (forced.kind, forced.is_floor) == (BASE, False)
+    assert (forced.kind, forced.is_rollup) == (BASE, False)
 
 
-def test_a_base_that_pays_comes_before_a_floor() -> None:
+def test_a_base_that_pays_comes_before_a_rollup() -> None:
     slow = Measured(100, 100, 1.0, 0.1, restore_base_s=1.0, restores=[(100, 9.0)])
     plan = plan_checkpoint(
         "recovery-time", [0.1], measured=slow, gathered=Gathered([10, 10, 10], 1.0)
     )
-    assert (plan.kind, plan.is_floor) == (BASE, False)
+    assert (plan.kind, plan.is_rollup) == (BASE, False)
 
 
 @pure
 @given(st.lists(st.sets(st.integers(0, 60), min_size=1, max_size=20), min_size=1, max_size=80))
-def test_floors_at_most_double_the_increments(changes: list[set[int]]) -> None:
-    """Sizes in rows: each save holds what changed in its interval, a floor all since the base."""
+def test_rollups_at_most_double_the_increments(changes: list[set[int]]) -> None:
+    """Sizes in rows: each save holds what changed in its interval, a rollup all since the base."""
     since_base: set[int] = set()
     increments: list[int] = []
     stored = plain = 0
     for changed in changes:
-        is_floor = floor_of(increments, float(len(since_base)))
+        is_rollup = rollup_of(increments, float(len(since_base)))
         since_base |= changed
         plain += len(changed)
-        stored += len(since_base) if is_floor else len(changed)
-        increments = [] if is_floor else [*increments, len(changed)]
-    assert stored <= (1 + 1 / FLOOR_PAYS_AT) * plain
+        stored += len(since_base) if is_rollup else len(changed)
+        increments = [] if is_rollup else [*increments, len(changed)]
+    assert stored <= (1 + 1 / ROLLUP_PAYS_AT) * plain

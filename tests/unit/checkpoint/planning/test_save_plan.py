@@ -25,7 +25,7 @@ def make_plan(choice: BaseChoice, **values: int | str | bool | None) -> SavePlan
 def test_a_plan_is_the_same_on_the_other_side(state: str | None) -> None:
     codecs = CodecPlan(parse_codec("adaptive4"), None if state is None else parse_codec(state), "x")
     plan = SavePlan(
-        step=9, choice=BaseChoice("delta", "base", "because", is_floor=True), last_base=3,
+        step=9, choice=BaseChoice("delta", "base", "because", is_rollup=True), last_base=3,
         codecs=codecs, schemas=SCHEMAS, rules=RULES, at=7, rewind_to=7, number=12, token="ab",
         is_saved=True,
     )  # fmt: skip

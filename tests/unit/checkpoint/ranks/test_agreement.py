@@ -1,13 +1,16 @@
-"""What ranks agree on: pieces that make up tables, decisions that travel."""
+"""What ranks agree on: shards that make up tables, decisions that travel."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from holdfast.checkpoint.ranks.agreement import merge
+from holdfast.checkpoint.ranks.agreement import REPLICA_SPLIT_BYTES, merge, rows_to_save
 from holdfast.errors import InvalidRequestError
+from holdfast.model.shard import Shard
 
 
 def held(name: str = "t", rows: int = 9, span: tuple[int, int] | None = None, **more: Any) -> Any:
@@ -64,6 +67,19 @@ def test_cuts_of_different_ranks_make_up_a_table() -> None:
         [[held(span=(0, 5))], [held(span=(5, 9), columns=[["weight", 4, "float16"]])]],
     ],
 )
-def test_pieces_that_make_up_no_table_are_refused(ranks: Any) -> None:
+def test_shards_that_make_up_no_table_are_refused(ranks: Any) -> None:
     with pytest.raises(InvalidRequestError):
         merge(ranks)
+
+
+@given(st.integers(0, 5000), st.sampled_from([1, 64, 1024]), st.integers(1, 9))
+def test_every_row_has_one_writer(rows: int, width: int, ranks: int) -> None:
+    shard = Shard(rows, width, is_replicated=True)
+    parts = [rows_to_save(shard, rank=rank, ranks=ranks) for rank in range(ranks)]
+    assert [row for part in parts for row in part] == list(range(rows))
+    if 4 * rows * width >= REPLICA_SPLIT_BYTES:
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_a_shard_that_one_rank_holds_is_its_own() -> None:
+    assert rows_to_save(Shard(100, 4, range(20, 50)), rank=3, ranks=4) == range(30)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.checkpoint.restoring.destination import Held, join_columns, plan_destinations
-from holdfast.model.pieces import Piece
 from holdfast.model.schema import Column, cuts_of
+from holdfast.model.shard import Shard
 
 ROWS, WIDTH = 7, 6
 
@@ -22,7 +22,7 @@ def a_store(cuts: list[int]) -> dict[str, list[np.ndarray]]:
     weights = np.arange(ROWS * WIDTH, dtype=np.float32).reshape(ROWS, WIDTH)
     found = {}
     for index, (lo, hi) in enumerate(pairwise(cuts)):
-        schema = Piece(ROWS, WIDTH, columns=range(lo, hi)).schema("t")
+        schema = Shard(ROWS, WIDTH, columns=range(lo, hi)).schema("t")
         found[schema.name] = [
             weights[:, lo:hi].copy(),
             -weights[:, lo:hi],
@@ -33,7 +33,7 @@ def a_store(cuts: list[int]) -> dict[str, list[np.ndarray]]:
 
 def schemas_of(cuts: list[int]) -> list:
     return [
-        Piece(ROWS, WIDTH, columns=range(lo, hi)).schema(
+        Shard(ROWS, WIDTH, columns=range(lo, hi)).schema(
             "t", (Column("exp_avg", hi - lo), Column("sum", 1))
         )
         for lo, hi in pairwise(cuts)
@@ -45,7 +45,7 @@ def test_every_float_held_comes_from_where_it_is_stored(
     cuts: list[int], start: int, width: int, rows: set[int]
 ) -> None:
     floats = range(start, min(WIDTH, start + width))
-    piece = Piece(ROWS, WIDTH, np.array(sorted(rows), np.int64), floats)
+    shard = Shard(ROWS, WIDTH, np.array(sorted(rows), np.int64), floats)
     # Where every cut is one float wide, a sum for each row cannot be told from one for each float.
     has_sums = any(hi - lo > 1 for lo, hi in pairwise(cuts))
     arrays = {
@@ -53,7 +53,7 @@ def test_every_float_held_comes_from_where_it_is_stored(
         "exp_avg": np.full((len(rows), len(floats)), np.nan, np.float32),
         **({"sum": np.full((len(rows), 1), np.nan, np.float32)} if has_sums else {}),
     }
-    destinations, joins = plan_destinations([Held("t", piece, arrays)], schemas_of(cuts))
+    destinations, joins = plan_destinations([Held("t", shard, arrays)], schemas_of(cuts))
     stored = a_store(cuts)
     for name, found in destinations.items():
         for one in found:

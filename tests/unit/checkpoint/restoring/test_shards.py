@@ -133,10 +133,11 @@ def test_recovery_reads_the_bytes_of_the_lost_shard_and_no_others(
         training.train(1)
         training.save()
     catalog: Catalog = hf.open(tmp_path).catalog
-    assert catalog.shards is not None
+    assert catalog.sharding is not None
     alive = catalog.alive(3)
     per_server = [
-        sum(s.extent.bytes for s in catalog.shards.held_by(alive, [server])) for server in range(8)
+        sum(s.extent.bytes for s in catalog.sharding.held_by(alive, [server]))
+        for server in range(8)
     ]
     assert sum(per_server) == sum(s.extent.bytes for s in alive)
     for server in range(8):
@@ -178,8 +179,8 @@ def test_other_servers_need_a_new_base(tmp_path: Path) -> None:
             training.save()
         run = hf.open(tmp_path)
         assert [run.info(step).kind for step in run.steps[-len(kinds) :]] == kinds
-        shards = run.catalog.shards
-        assert (None if shards is None else shards.placement.servers) == servers
+        sharding = run.catalog.sharding
+        assert (None if sharding is None else sharding.placement.servers) == servers
         training.ck.close()
 
 
@@ -249,8 +250,8 @@ def test_damaged_shard_is_named_and_the_model_is_not_saved(tmp_path: Path) -> No
     training.train(1)
     training.save()
     catalog = hf.open(tmp_path).catalog
-    assert catalog.shards is not None
-    (victim, *_) = catalog.shards.held_by(catalog.alive(1), [2])
+    assert catalog.sharding is not None
+    (victim, *_) = catalog.sharding.held_by(catalog.alive(1), [2])
     path = tmp_path / victim.extent.object
     data = bytearray(path.read_bytes())
     data[victim.extent.offset + victim.extent.bytes // 2] ^= 1

@@ -55,39 +55,37 @@ def tables(targets: list[np.ndarray]) -> scatter.Tables:
     )
 
 
-def facts(data: bytes, at: int, *, kills: tuple[int, int] = (0, 0)) -> list[int]:
+def facts(data: bytes, at: int, *, deleted: tuple[int, int] = (0, 0)) -> list[int]:
     header = Segment(memoryview(data), where="here").header
-    return [at, len(data), header.rows, header.first, header.last, 0, 1 << 62, *kills, 1]
+    return [at, len(data), header.rows, header.first, header.last, 0, 1 << 62, *deleted, 1]
 
 
 @given(
     parts=st.lists(st.sets(st.integers(0, ROWS - 1), min_size=1), min_size=1, max_size=5),
-    killed=st.dictionaries(st.integers(0, ROWS - 1), st.integers(1, 9)),
+    deleted=st.dictionaries(st.integers(0, ROWS - 1), st.integers(1, 9)),
     seed=st.integers(0, 99),
     dtypes=st.tuples(*[st.sampled_from(sorted(DTYPE_BYTES))] * 2),
 )
 def test_rows_are_where_one_by_one_would_put_them(
-    parts: list[set[int]], killed: dict[int, int], seed: int, dtypes: tuple[str, str]
+    parts: list[set[int]], deleted: dict[int, int], seed: int, dtypes: tuple[str, str]
 ) -> None:
     rng = np.random.default_rng(seed)
     data = [a_segment(rng, sorted(ids), dtypes=dtypes) for ids in parts]
     starts = np.cumsum([0, *map(len, data)])
-    kills_K = np.array(sorted(killed), np.int64)
-    deaths_K = np.array([killed[row] for row in sorted(killed)], np.int64)
+    dead_K = np.array(sorted(deleted), np.int64)
+    deaths_K = np.array([deleted[row] for row in sorted(deleted)], np.int64)
     facts_SF = np.array(
         [
-            facts(part, int(at), kills=(0, len(kills_K)))
+            facts(part, int(at), deleted=(0, len(dead_K)))
             for part, at in zip(data, starts, strict=False)
         ]
     )
     targets = room(dtypes)
     buffer_B = np.frombuffer(b"".join(data), np.uint8)
-    placed = scatter.place(
-        buffer_B, facts_SF, tables(targets), kills_K, deaths_K, 5, is_masked=True
-    )
+    placed = scatter.place(buffer_B, facts_SF, tables(targets), dead_K, deaths_K, 5, is_masked=True)
     assert not placed.is_odd_S.any()
     expected = room(dtypes)
-    dead = {row for row, died in killed.items() if died <= 5}
+    dead = {row for row, died in deleted.items() if died <= 5}
     for part in data:
         segment = Segment(memoryview(part), where="here")
         ids_N = segment.ids()
@@ -124,15 +122,15 @@ def test_births_of_rows_and_rows_left_out_are_noted() -> None:
     data = [a_segment(rng, [3, 10, 11]), a_segment(rng, [11, 29, 59])]
     starts = np.cumsum([0, *map(len, data)])
     facts_SF = np.array(
-        [facts(part, int(at), kills=(0, 2)) for part, at in zip(data, starts, strict=False)]
+        [facts(part, int(at), deleted=(0, 2)) for part, at in zip(data, starts, strict=False)]
     )
     targets = room(SINGLE, 20)
     into = dataclasses.replace(tables(targets), held_T=np.array([20]), first_T=np.array([10]))
     facts_SF[1, scatter.BIRTH] = 2
     births_M = np.zeros(20, np.int32)
-    kills_K, deaths_K = np.array([10, 29]), np.array([5, 6])  # at step 5 the second still lives
+    dead_K, deaths_K = np.array([10, 29]), np.array([5, 6])  # at step 5 the second still lives
     placed = scatter.place(
-        np.frombuffer(b"".join(data), np.uint8), facts_SF, into, kills_K, deaths_K, 5,
+        np.frombuffer(b"".join(data), np.uint8), facts_SF, into, dead_K, deaths_K, 5,
         is_masked=True, births_T=np.array([births_M.ctypes.data]),
     )  # fmt: skip
     assert (placed.placed_S.tolist(), placed.dead_S.tolist()) == ([1, 2], [1, 0])

@@ -1,4 +1,4 @@
-"""Floors on a real run: all that changed since the base in one place, and no row is missed."""
+"""Rollups on a real run: all that changed since the base in one place, and no row is missed."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ EXTRACTS = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every third delta is a floor, also where it holds most of the rows."""
-    monkeypatch.setattr(bases, "FLOOR_PAYS_AT", 1e-9)
-    monkeypatch.setattr(bases, "FLOOR_SHARE_MAX", 2.0)
+    """Every third delta is a rollup, also where it holds most of the rows."""
+    monkeypatch.setattr(bases, "ROLLUP_PAYS_AT", 1e-9)
+    monkeypatch.setattr(bases, "ROLLUP_SHARE_MAX", 2.0)
 
 
 def draw(life: Life) -> tuple[list[int], list[int]]:
@@ -46,8 +46,8 @@ def grow(life: Life, steps: int, **how: Any) -> None:
     life.ck.wait()
 
 
-def floors(life: Life) -> list[CheckpointEntry]:
-    return [e for e in life.ck._writer.catalog.checkpoints if e.reason.startswith("floor")]
+def rollups(life: Life) -> list[CheckpointEntry]:
+    return [e for e in life.ck._writer.catalog.checkpoints if e.reason.startswith("rollup")]
 
 
 def held(life: Life, step: int) -> dict[str, list[int]]:
@@ -73,30 +73,30 @@ def changed_since(life: Life, base: int, step: int) -> dict[str, list[int]]:
     }  # fmt: skip
 
 
-def assert_floors_hold_all(life: Life) -> None:
-    """Each floor stores the rows changed since its base, each once, and no others."""
-    assert floors(life)
-    for entry in floors(life):
+def assert_rollups_hold_all(life: Life) -> None:
+    """Each rollup stores the rows changed since its base, each once, and no others."""
+    assert rollups(life)
+    for entry in rollups(life):
         assert held(life, entry.step) == changed_since(life, entry.base, entry.step), entry.step
 
 
 @EXTRACTS
 @pytest.mark.parametrize("base", ["consecutive", "recovery-time"])
-def test_a_floor_holds_all_that_changed_since_the_base_and_every_step_is_exact(
+def test_a_rollup_holds_all_that_changed_since_the_base_and_every_step_is_exact(
     tmp_path: Path, extract: hf.Extract | None, base: str
 ) -> None:
-    with Life(tmp_path, extract=extract, base=base, floors=True) as life:
+    with Life(tmp_path, extract=extract, base=base, rollups=True) as life:
         grow(life, 12)
-        assert [entry.step for entry in floors(life)] == [4, 7, 10]
-        assert_floors_hold_all(life)
+        assert [entry.step for entry in rollups(life)] == [4, 7, 10]
+        assert_rollups_hold_all(life)
         life.assert_exact()
         assert verify(str(tmp_path)).is_sound
 
 
-def test_a_restore_reads_the_base_then_the_floor_then_what_was_born_above_it(
+def test_a_restore_reads_the_base_then_the_rollup_then_what_was_born_above_it(
     tmp_path: Path,
 ) -> None:
-    with Life(tmp_path, extract=PURE, floors=True) as life:
+    with Life(tmp_path, extract=PURE, rollups=True) as life:
         grow(life, 9)
         catalog = life.run().catalog
         layers = restore.plan_layers(catalog, 9, list(ROWS), catalog.alive(9))
@@ -104,28 +104,28 @@ def test_a_restore_reads_the_base_then_the_floor_then_what_was_born_above_it(
             (True, False), (False, False), (False, True)
         ]  # fmt: skip
         assert [{s.born for s in layer.segments} for layer in layers] == [{1}, {7}, {8, 9}]
-        assert [(g.floor, g.through, g.end) for g in catalog.grids] == [
+        assert [(g.rollup, g.through, g.end) for g in catalog.grids] == [
             (1, 3, 4), (4, 6, 7), (7, 9, None)
         ]  # fmt: skip
 
 
-def test_with_floors_a_restore_reads_fewer_segments_and_not_more_rows(tmp_path: Path) -> None:
+def test_with_rollups_a_restore_reads_fewer_segments_and_not_more_rows(tmp_path: Path) -> None:
     read = {}
-    for has_floors in (False, True):
-        with Life(tmp_path / str(has_floors), extract=PURE, floors=has_floors) as life:
+    for has_rollups in (False, True):
+        with Life(tmp_path / str(has_rollups), extract=PURE, rollups=has_rollups) as life:
             grow(life, 18)
             stats = life.assert_exact()[18]
             run = life.run()
-            read[has_floors] = len(run.catalog.alive(18)), stats.rows - stats.masked_rows
+            read[has_rollups] = len(run.catalog.alive(18)), stats.rows - stats.masked_rows
     assert read[True][0] < read[False][0] / 2
-    # What was changed again since the floor is there twice; with R = 0 nothing else is.
+    # What was changed again since the rollup is there twice; with R = 0 nothing else is.
     assert read[True][1] <= 1.2 * read[False][1]
 
 
-def test_extraction_never_reads_or_moves_a_floor(tmp_path: Path) -> None:
-    with Life(tmp_path, extract=PURE, floors=True) as life:
+def test_extraction_never_reads_or_moves_a_rollup(tmp_path: Path) -> None:
+    with Life(tmp_path, extract=PURE, rollups=True) as life:
         grow(life, 7)
-        at = {entry.step: entry.bytes for entry in floors(life)}
+        at = {entry.step: entry.bytes for entry in rollups(life)}
         before = {s.extent for s in life.run().catalog.segments if s.born in at}
         life.events.clear()
         grow(life, 8)
@@ -133,65 +133,65 @@ def test_extraction_never_reads_or_moves_a_floor(tmp_path: Path) -> None:
         assert after == before
         assert life.heard(events.Extracted) and not life.heard(events.ExtractionFailed)
         small = max(e.row_bytes for e in life.ck._writer.catalog.checkpoints[1:] if e.step not in
-                    {f.step for f in floors(life)})  # fmt: skip
+                    {f.step for f in rollups(life)})  # fmt: skip
         assert all(one.read_bytes <= 2 * 2 * small for one in life.heard(events.Extracted))
 
 
-def test_a_grid_that_a_floor_ended_is_worked_off_too(tmp_path: Path) -> None:
-    with Life(tmp_path, extract=PURE, floors=True) as life:
+def test_a_grid_that_a_rollup_ended_is_worked_off_too(tmp_path: Path) -> None:
+    with Life(tmp_path, extract=PURE, rollups=True) as life:
         with life.ck._extractor.stopped():
             for _ in range(9):
                 life.save(*draw(life))
-            assert [(g.floor, g.through) for g in life.run().catalog.grids] == [
+            assert [(g.rollup, g.through) for g in life.run().catalog.grids] == [
                 (1, 1), (4, 4), (7, 7)
             ]  # fmt: skip
             life.assert_exact()
         life.ck.wait()
-        assert [(g.floor, g.through) for g in life.run().catalog.grids] == [(1, 3), (4, 6), (7, 9)]
+        assert [(g.rollup, g.through) for g in life.run().catalog.grids] == [(1, 3), (4, 6), (7, 9)]
         life.assert_exact()
 
 
 @EXTRACTS
 @pytest.mark.parametrize("tracking", ["lookup", "hash"])
 @pytest.mark.parametrize("until", range(2, 8))
-def test_a_floor_after_a_restart_holds_what_changed_before_it(
+def test_a_rollup_after_a_restart_holds_what_changed_before_it(
     tmp_path: Path, extract: hf.Extract | None, tracking: str, until: int
 ) -> None:
-    life = Life(tmp_path, extract=extract, floors=True, tracking=tracking)
+    life = Life(tmp_path, extract=extract, rollups=True, tracking=tracking)
     grow(life, until)
-    with life.continued(extract=extract, floors=True, tracking=tracking) as life:
+    with life.continued(extract=extract, rollups=True, tracking=tracking) as life:
         grow(life, 4)
-        assert_floors_hold_all(life)
+        assert_rollups_hold_all(life)
         life.assert_exact()
 
 
 @EXTRACTS
 @pytest.mark.parametrize("to", range(1, 11))
-def test_a_floor_after_going_back_holds_what_changed_until_there(
+def test_a_rollup_after_going_back_holds_what_changed_until_there(
     tmp_path: Path, extract: hf.Extract | None, to: int
 ) -> None:
-    with Life(tmp_path, extract=extract, floors=True) as life:
+    with Life(tmp_path, extract=extract, rollups=True) as life:
         grow(life, 6)
         life.save(*draw(life), is_base=True)
         grow(life, 4)
         life.ck.restore(to, discard_later=True)
         grow(life, 5)
         assert life.ck.steps == tuple(range(1, to + 6))
-        assert_floors_hold_all(life)
+        assert_rollups_hold_all(life)
         life.assert_exact()
         assert verify(str(tmp_path)).is_sound
 
 
-def test_a_run_that_had_no_floors_gets_one_with_all_that_changed(tmp_path: Path) -> None:
+def test_a_run_that_had_no_rollups_gets_one_with_all_that_changed(tmp_path: Path) -> None:
     life = Life(tmp_path, extract=PURE)
     grow(life, 5)
-    with life.continued(extract=None, base="consecutive", floors=True) as life:
+    with life.continued(extract=None, base="consecutive", rollups=True) as life:
         grow(life, 3)
-        assert [entry.step for entry in floors(life)] == [6]
+        assert [entry.step for entry in rollups(life)] == [6]
         with life.continued(extract=PURE) as life:
             grow(life, 3)
-            assert [g.floor for g in life.run().catalog.grids] == [1, 6]
-            assert_floors_hold_all(life)
+            assert [g.rollup for g in life.run().catalog.grids] == [1, 6]
+            assert_rollups_hold_all(life)
             life.assert_exact()
 
 
@@ -228,11 +228,11 @@ class Weak:
 @pytest.mark.parametrize("fails", ["object", "answer"])
 @pytest.mark.parametrize("is_base", [False, True], ids=["delta", "base"])
 @pytest.mark.parametrize("at", range(2, 6))
-def test_what_a_failed_save_had_taken_is_in_the_next_floor(
+def test_what_a_failed_save_had_taken_is_in_the_next_rollup(
     tmp_path: Path, at: int, is_base: bool, fails: str
 ) -> None:
     weak = Weak(open_storage(str(tmp_path)))
-    with Life(weak, extract=None, floors=True) as life:  # type: ignore[arg-type]
+    with Life(weak, extract=None, rollups=True) as life:  # type: ignore[arg-type]
         grow(life, at)
         lost = draw(life)
         life.change(LEFT, lost[0])
@@ -247,7 +247,7 @@ def test_what_a_failed_save_had_taken_is_in_the_next_floor(
         grow(life, 6)
         if fails == "answer":  # it was carried out
             life.states[step] = state
-        every = [*floors(life)]
+        every = [*rollups(life)]
         assert every[-1].step > step
         for entry in every:
             found = held(life, entry.step)
@@ -260,9 +260,9 @@ def test_what_a_failed_save_had_taken_is_in_the_next_floor(
         life.assert_exact()
 
 
-def test_a_floor_that_fails_or_is_cancelled_comes_again_whole(tmp_path: Path) -> None:
+def test_a_rollup_that_fails_or_is_cancelled_comes_again_whole(tmp_path: Path) -> None:
     weak = Weak(open_storage(str(tmp_path)))
-    with Life(weak, extract=PURE, floors=True) as life:  # type: ignore[arg-type]
+    with Life(weak, extract=PURE, rollups=True) as life:  # type: ignore[arg-type]
         grow(life, 3)
         lost = draw(life)
         life.change(LEFT, lost[0])
@@ -273,7 +273,7 @@ def test_a_floor_that_fails_or_is_cancelled_comes_again_whole(tmp_path: Path) ->
         with pytest.raises(hf.UnavailableError):
             life.ck.save().result()
         step = life.save(*draw(life))
-        assert [entry.step for entry in floors(life)] == [step]
+        assert [entry.step for entry in rollups(life)] == [step]
         for table, ids in zip((LEFT, RIGHT), lost, strict=True):
             true = {*changed_since(life, 1, step)[table], *ids}
             assert held(life, step)[table] == sorted(true)
@@ -281,25 +281,25 @@ def test_a_floor_that_fails_or_is_cancelled_comes_again_whole(tmp_path: Path) ->
 
 
 @EXTRACTS
-def test_retention_lets_go_of_what_lies_below_a_floor(
+def test_retention_lets_go_of_what_lies_below_a_rollup(
     tmp_path: Path, extract: hf.Extract | None
 ) -> None:
-    with Life(tmp_path, extract=extract, floors=True, keep=2) as life:
+    with Life(tmp_path, extract=extract, rollups=True, keep=2) as life:
         for _ in range(14):
             life.save(*draw(life))
             life.ck.wait()
             life.assert_exact()
         catalog = life.run().catalog
-        floor = catalog.floor_of(catalog.checkpoint(catalog.steps[0]))
-        assert floor > 1
-        assert {s.born for s in catalog.segments if s.born < floor} == {1}
+        rollup = catalog.rollup_of(catalog.checkpoint(catalog.steps[0]))
+        assert rollup > 1
+        assert {s.born for s in catalog.segments if s.born < rollup} == {1}
 
 
-def test_a_diff_across_a_floor_counts_rows_that_changed_and_no_others(tmp_path: Path) -> None:
-    with Life(tmp_path, extract=PURE, floors=True) as life:
+def test_a_diff_across_a_rollup_counts_rows_that_changed_and_no_others(tmp_path: Path) -> None:
+    with Life(tmp_path, extract=PURE, rollups=True) as life:
         grow(life, 9)
         for a, b in ((3, 4), (5, 8), (2, 9)):
-            assert any(a < entry.step <= b for entry in floors(life))
+            assert any(a < entry.step <= b for entry in rollups(life))
             found = {t.table: t.changed for t in diff_steps(life.run(), a, b).tables}
             for table in ROWS:
                 differs = (life.states[a][table] != life.states[b][table]).any(axis=1)
@@ -307,10 +307,10 @@ def test_a_diff_across_a_floor_counts_rows_that_changed_and_no_others(tmp_path: 
 
 
 @EXTRACTS
-def test_updates_across_a_floor_lead_to_the_last_step(
+def test_updates_across_a_rollup_lead_to_the_last_step(
     tmp_path: Path, extract: hf.Extract | None
 ) -> None:
-    with Life(tmp_path, extract=extract, floors=True) as life:
+    with Life(tmp_path, extract=extract, rollups=True) as life:
         grow(life, 9)
         for since in range(1, 10):
             served = {table: rows.copy() for table, rows in life.states[since].items()}
@@ -320,19 +320,19 @@ def test_updates_across_a_floor_lead_to_the_last_step(
                 given[table] |= set(ids.tolist())
             for table, expected in life.states[9].items():
                 assert served[table].tobytes() == expected.tobytes()
-                # After a floor it is what changed since the base, never more.
+                # After a rollup it is what changed since the base, never more.
                 least = changed_since(life, since if since >= 7 else 1, 9)[table]
                 assert given[table] == set(least)
 
 
-def test_with_servers_a_floor_is_stored_by_server_and_one_comes_back_alone(tmp_path: Path) -> None:
+def test_with_servers_a_rollup_is_stored_by_server_and_one_comes_back_alone(tmp_path: Path) -> None:
     placement = hf.Placement(3)
-    with Life(tmp_path, extract=PURE, floors=True, servers=placement) as life:
+    with Life(tmp_path, extract=PURE, rollups=True, servers=placement) as life:
         grow(life, 8)
-        floor = floors(life)[-1].step
+        rollup = rollups(life)[-1].step
         parts = PartReader(life.storage)
         for s in life.run().catalog.segments:
-            if s.born == floor:
+            if s.born == rollup:
                 assert len(set(placement.servers_of(parts.ids(s)).tolist())) == 1
         saved = life.states[8]
         life.change(LEFT, range(300))
@@ -345,28 +345,28 @@ def test_with_servers_a_floor_is_stored_by_server_and_one_comes_back_alone(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("strategy", "has_floors"),
+    ("strategy", "has_rollups"),
     [
         (hf.Strategy("a", base="recovery-time", codec="fp32", extract=PURE), True),
         (hf.Strategy("b", base="recovery-time", codec="fp32"), False),
         (hf.Strategy("c", base="consecutive", codec="fp32", extract=PURE), False),
-        (hf.Strategy("d", base="consecutive", codec="fp32", floors=True), True),
-        (hf.Strategy("e", base="recovery-time", codec=None, extract=PURE, floors=False), False),
+        (hf.Strategy("d", base="consecutive", codec="fp32", rollups=True), True),
+        (hf.Strategy("e", base="recovery-time", codec=None, extract=PURE, rollups=False), False),
         (hf.Strategy("f", base="recovery-time", codec=None, extract=PURE,
                      priority=hf.Priority(by="mfu")), False),
         (hf.Strategy("g", base="intermittent", codec=None), False),
     ],
     ids=lambda value: value.name if isinstance(value, hf.Strategy) else None,
 )  # fmt: skip
-def test_floors_are_taken_where_every_changed_row_is_saved_into_a_grid(
-    strategy: hf.Strategy, has_floors: bool
+def test_rollups_are_taken_where_every_changed_row_is_saved_into_a_grid(
+    strategy: hf.Strategy, has_rollups: bool
 ) -> None:
-    assert strategy.has_floors == has_floors
+    assert strategy.has_rollups == has_rollups
 
 
 @pytest.mark.parametrize(
     "more", [{"base": "intermittent"}, {"base": "full"}, {"priority": hf.Priority(by="ssu")}]
 )
-def test_floors_that_would_miss_rows_or_gather_nothing_are_refused(more: dict[str, Any]) -> None:
-    with pytest.raises(hf.InvalidRequestError, match="a floor"):
-        hf.Strategy("mine", codec="fp32", floors=True, **{"base": "consecutive", **more})
+def test_rollups_that_would_miss_rows_or_gather_nothing_are_refused(more: dict[str, Any]) -> None:
+    with pytest.raises(hf.InvalidRequestError, match="a rollup"):
+        hf.Strategy("mine", codec="fp32", rollups=True, **{"base": "consecutive", **more})

@@ -1,18 +1,18 @@
-"""A piece: the part of a table that one process holds, in global terms. No torch.
+"""A shard: the part of a table that one process holds, in global terms. No torch.
 
 Row-wise sharding gives a process some rows, column-wise sharding some floats of every row, both
-together a grid of pieces; table-wise sharding gives it whole tables or none. Data-parallel training
-replicates tables: every process holds the same piece.
+together a grid of shards; table-wise sharding gives it whole tables or none. Data-parallel training
+replicates tables: every process holds the same shard.
 
-    local row i of a piece  <->  row ``row_ids[i]`` of the table, floats ``columns``
+    local row i of a shard  <->  row ``row_ids[i]`` of the table, floats ``columns``
 
 Invariants:
 - Row ids are global wherever they are stored or sent; local rows never leave a process.
 - ``row_ids`` are strictly ascending, so that rows in local order are in global order too.
-- Pieces with the same ``columns`` are one stored table; its rows are divided among the processes.
+- Shards with the same ``columns`` are one stored table; its rows are divided among the processes.
 
-Not here: the tensors of a piece (tables.py), which process writes a replicated one
-(checkpoint/ranks/shares.py).
+Not here: the tensors of a shard (tables.py), which process writes a replicated one
+(checkpoint/ranks/agreement.py).
 
 # N ids
 """
@@ -31,7 +31,7 @@ Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class Shard:
     """Which rows and floats of a table of ``rows`` x ``width`` floats a process holds.
 
     ``row_ids`` None: all rows; a range of step 1 or ascending ids else. ``columns`` None: whole
@@ -60,7 +60,7 @@ class Piece:
             is_ascending = ids.ndim == 1 and bool((np.diff(ids) > 0).all())
         if not (is_inside and is_ascending):
             raise InvalidRequestError(
-                "a piece's rows are ascending ids of its table",
+                "a shard's rows are ascending ids of its table",
                 rows=self.rows,
                 held=len(ids),
                 first=int(ids[0]) if len(ids) else None,
@@ -69,7 +69,7 @@ class Piece:
         is_slice = columns.step == 1 and 0 <= columns.start < columns.stop <= self.width
         if not is_slice:
             raise InvalidRequestError(
-                "a piece's columns are a range of the row's floats", columns=columns,
+                "a shard's columns are a range of the row's floats", columns=columns,
                 width=self.width,
             )  # fmt: skip
 
@@ -103,7 +103,7 @@ class Piece:
     def schema(
         self, name: str, state: tuple[Column, ...] = (), *, dtype: str = FLOAT32
     ) -> TableSchema:
-        """The stored table that this piece's rows belong to; ``dtype`` is that of the weights."""
+        """The stored table that this shard's rows belong to; ``dtype`` is that of the weights."""
         columns = self.floats
         weight = Column("weight", len(columns), dtype)
         if not self.is_cut:
@@ -116,7 +116,7 @@ class Piece:
     def global_ids(self, local_N: Ids) -> Ids:
         """The global ids of local rows.
 
-        >>> Piece(9, 4, range(3, 9)).global_ids(np.array([0, 2]))
+        >>> Shard(9, 4, range(3, 9)).global_ids(np.array([0, 2]))
         array([3, 5])
         """
         ids = self.ids
@@ -128,9 +128,9 @@ class Piece:
     def local_of(self, ids_N: Ids) -> Ids:
         """The local row of each global id; -1 where it is not held.
 
-        >>> Piece(9, 4, range(3, 6)).local_of(np.array([2, 3, 5, 6]))
+        >>> Shard(9, 4, range(3, 6)).local_of(np.array([2, 3, 5, 6]))
         array([-1,  0,  2, -1])
-        >>> Piece(9, 4, np.array([1, 4, 8])).local_of(np.array([1, 2, 8]))
+        >>> Shard(9, 4, np.array([1, 4, 8])).local_of(np.array([1, 2, 8]))
         array([ 0, -1,  2])
         """
         ids = self.ids

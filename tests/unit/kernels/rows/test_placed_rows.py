@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.kernels.rows import places
+from holdfast.kernels.rows import placed_rows
 from holdfast.model.placement import Placement
 
 
@@ -23,7 +23,7 @@ def test_sorted_rows_are_all_rows_by_server_in_their_order(
     placement: Placement, ids: list[int], dtype: str
 ) -> None:
     ids_N = np.array([i % (1 << 30) for i in ids], dtype)
-    at_N, slots_N, ends = places.sort_rows(ids_N, placement.numbers)
+    at_N, slots_N, ends = placed_rows.sort_rows(ids_N, placement.numbers)
     assert ends[0] == 0 and ends[-1] == len(ids_N) and len(ends) == placement.servers + 1
     servers_N = placement.servers_of(ids_N)
     np.testing.assert_array_equal(at_N, np.argsort(servers_N, kind="stable"))
@@ -37,7 +37,7 @@ def test_sorted_parity_rows_are_those_of_every_row_by_server(
     placement: Placement, ids: list[int]
 ) -> None:
     ids_N = np.array(ids, np.int64)
-    at_F, slots_F, positions_F, ends = places.sort_parities(ids_N, placement.numbers)
+    at_F, slots_F, positions_F, ends = placed_rows.sort_parities(ids_N, placement.numbers)
     servers_F = np.repeat(np.arange(placement.servers), np.diff(ends))
     found = list(zip(at_F.tolist(), servers_F.tolist(), slots_F.tolist(), strict=True))
     stripes_N = placement.stripes_of(ids_N)
@@ -57,4 +57,4 @@ def test_a_group_counts_its_parity_rows_from_the_first_stripe_on() -> None:
         stripes_Q, _ = placement.parity_rows_of(server, 400)
         for stripe in (0, 1, 7, 99):
             expected = int((stripes_Q < stripe).sum())
-            assert places.parities_before(stripe, server, placement.numbers) == expected
+            assert placed_rows.parities_before(stripe, server, placement.numbers) == expected
