@@ -18,6 +18,7 @@ import numpy as np
 from holdfast.checkpoint.format.catalog import Catalog, SegmentEntry
 from holdfast.checkpoint.restoring import fetch, restore
 from holdfast.checkpoint.restoring.destination import Held, Targets, join_columns, plan_destinations
+from holdfast.checkpoint.restoring.read_rows import read_rows
 from holdfast.checkpoint.store import catalogs
 from holdfast.errors import CorruptDataError, InvalidRequestError, NotFoundError
 from holdfast.kernels.rows import bitmap
@@ -188,7 +189,7 @@ class Run:
         parts = self.stored(step, table)
         read = [
             self.settled(
-                lambda catalog, part=part: restore.read_rows(  # type: ignore[misc]
+                lambda catalog, part=part: read_rows(  # type: ignore[misc]
                     self.storage, catalog, step, part, ids_N
                 )
             )

@@ -2,6 +2,6 @@
 
     catalog -> fetch.py -> row_check.py -> scatter.py -> rows in the caller's arrays
 
-restore.py does this for rows, load.py for a live model, partial.py for the rows of servers that
-failed (CPR).
+restore.py does this for whole tables, read_rows.py for some rows of one, load.py for a live model,
+partial.py for the rows of servers that failed (CPR).
 """

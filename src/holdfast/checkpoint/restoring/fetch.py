@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,7 @@ from holdfast.storage.base import Storage
 
 GROUP_BYTES_MAX = 4 << 20  # what was read is still in the caches when it is decoded
 GAP_BYTES_MAX = 64 << 10  # costs less to read than another request
+REQUESTS_AT_ONCE = 8  # of those that wait for a storage rather than for a processor
 
 
 def check_sum(data: Any, extent: Extent) -> None:
@@ -90,8 +92,19 @@ def check_frames(storage: Storage, catalog: Catalog, extents: Iterable[Extent]) 
         NotFoundError: an object is gone.
     """
     sizes = dict(catalog.objects)
-    for name in dict.fromkeys(extent.object for extent in extents):
-        read_footer(storage, name, sizes[name])
+    names = list(dict.fromkeys(extent.object for extent in extents))
+    if len(names) < 2:
+        for name in names:
+            read_footer(storage, name, sizes[name])
+        return
+    # Several requests for each object: one object after the other would add up their latencies.
+    with ThreadPoolExecutor(REQUESTS_AT_ONCE, "holdfast-frames") as pool:
+        try:
+            for _ in pool.map(lambda name: read_footer(storage, name, sizes[name]), names):
+                pass
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def read_checked(storage: Storage, extent: Extent) -> bytes:
@@ -171,6 +184,18 @@ class SegmentReader:
             at += size
         return Read(view, tuple(places))
 
+    def read_stretch(
+        self, stretch: Sequence[SegmentEntry], schema: TableSchema
+    ) -> list[tuple[SegmentEntry, Segment]]:
+        """Segments of one table by one request, checked; valid until this thread reads again."""
+        read = self.read_group([list(stretch)])
+        found = []
+        for entry, at in read.places:
+            data = read.data[at : at + entry.extent.bytes]
+            check_sum(data, entry.extent)
+            found.append((entry, checked_segment(data, entry, schema)))
+        return found
+
 
 Group = list[list[SegmentEntry]]  # stretches: segments that lie close together in one object
 
@@ -215,7 +240,7 @@ def groups(
     """
     found: list[Group] = []
     size = bytes_max
-    for stretch in _stretches(segments, bytes_max, gap_max):
+    for stretch in stretches(segments, bytes_max, gap_max):
         if size + _span(stretch) > bytes_max:
             found.append([])
             size = 0
@@ -224,9 +249,12 @@ def groups(
     return found
 
 
-def _stretches(
-    segments: Iterable[SegmentEntry], bytes_max: int, gap_max: int
+def stretches(
+    segments: Iterable[SegmentEntry],
+    bytes_max: int = GROUP_BYTES_MAX,
+    gap_max: int = GAP_BYTES_MAX,
 ) -> list[list[SegmentEntry]]:
+    """Segments by what one request reads: neighbours in an object, small gaps included."""
     found: list[list[SegmentEntry]] = []
     for entry in sorted(segments, key=lambda s: (s.extent.object, s.extent.offset)):
         extent = entry.extent

@@ -14,10 +14,10 @@ Invariants:
 - Layers follow each other; inside a layer segments are read in any order, several at a time.
 - Notes of rows are held for one layer at a time, however many there are.
 - Every row that is handed out was read: no row of a layer comes twice, none is missing from the
-  base (row_check.py), and a row that is looked for and not found raises.
+  base (row_check.py).
 
-Not here: what is alive (checkpoint/format/catalog.py), reading and scattering bytes (fetch.py,
-scatter.py), where rows of a live model are (model/tables.py).
+Not here: some rows of a table (read_rows.py), what is alive (checkpoint/format/catalog.py), reading
+and scattering bytes (fetch.py, scatter.py), where rows of a live model are (model/tables.py).
 
 # N rows, D floats of one column
 """
@@ -43,14 +43,12 @@ from holdfast.checkpoint.restoring.row_check import RowCheck, unproven_tables
 from holdfast.checkpoint.restoring.scatter import Scatter
 from holdfast.errors import CorruptDataError, DataLossError, InvalidRequestError
 from holdfast.kernels.rows import bitmap
-from holdfast.model.dtypes import array_dtype
 from holdfast.model.schema import TableSchema
 from holdfast.storage.base import Storage
 
 _BORN = operator.attrgetter("born")
 _GROUP_BYTES_MAX = 32 << 20
 _GROUPS_A_THREAD = 3  # so that none is idle for long in the end
-_WHOLE_BYTES_MAX = 32 << 10  # a segment up to this is read whole rather than asked for its parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,79 +366,6 @@ def _load(
     reader: SegmentReader, scatter: Scatter, group: Group, check: RowCheck, *, is_masked: bool
 ) -> int:
     return scatter.put(reader.read_group(group), check, is_masked=is_masked)
-
-
-def read_rows(
-    storage: Storage, catalog: Catalog, step: int, schema: TableSchema, ids_N: np.ndarray
-) -> list[np.ndarray]:
-    """Some rows of one table, every column, in the order of ``ids_N`` (ascending, unique).
-
-    Newest first: a row is found in the last segment that holds it. Segments are passed over whose
-    range of ids, then whose ids hold none of the rows still looked for. Filters are not asked: one
-    that forgets a row would bring an older version back.
-    """
-    check_complete(catalog, step)
-    if 4 * len(ids_N) > schema.rows:
-        whole = _room(schema, schema.rows)
-        restore_rows(storage, catalog, step, {schema.name: whole})
-        return [column_MD[ids_N] for column_MD in whole]
-    parts = PartReader(storage)
-    reader = SegmentReader(storage)
-    columns: list[np.ndarray] = []
-    checked: set[str] = set()
-    is_open_N = np.ones(len(ids_N), bool)
-    newest_first = reversed(catalog.alive(step, schema.name))
-    for _, same_birth in itertools.groupby(newest_first, key=_BORN):
-        if not is_open_N.any():
-            break
-        sought_N = np.flatnonzero(is_open_N)
-        for entry in same_birth:
-            lo, hi = np.searchsorted(ids_N[sought_N], [entry.first, entry.last + 1])
-            left_N = sought_N[lo:hi]
-            if not len(left_N) or not _may_hold(parts, entry, ids_N[left_N]):
-                continue
-            if entry.extent.object not in checked:
-                fetch.check_frames(storage, catalog, [entry.extent])
-                checked.add(entry.extent.object)
-            segment = reader.read(entry, schema)
-            if not columns:  # only now is the schema's width confirmed
-                columns = _room(schema, len(ids_N))
-            _, in_sought, in_segment = np.intersect1d(
-                ids_N[left_N], segment.ids(), assume_unique=True, return_indices=True
-            )
-            found_M = left_N[in_sought]
-            if not is_open_N[found_M].all():
-                raise CorruptDataError(
-                    "a row is stored twice",
-                    where=entry.extent.describe(),
-                    table=schema.name,
-                    todo="run 'holdfast verify', and restore another step",
-                )
-            if len(found_M):
-                for index, column_ND in enumerate(columns):
-                    column_ND[found_M] = segment.decode_some(index, in_segment)
-                is_open_N[found_M] = False
-    if is_open_N.any():
-        raise DataLossError(
-            "rows are nowhere in the checkpoint",
-            step=step,
-            table=schema.name,
-            rows=int(is_open_N.sum()),
-            first=int(ids_N[np.flatnonzero(is_open_N)[0]]),
-            todo="run 'holdfast verify', and restore another step",
-        )
-    return columns or _room(schema, 0)
-
-
-def _room(schema: TableSchema, rows: int) -> list[np.ndarray]:
-    return [np.empty((rows, c.width), array_dtype(c.dtype)) for c in schema.columns]
-
-
-def _may_hold(parts: PartReader, entry: SegmentEntry, sought_M: np.ndarray) -> bool:
-    """Whether a segment is worth reading for some ids in its range."""
-    if entry.extent.bytes <= _WHOLE_BYTES_MAX or entry.rows == entry.last - entry.first + 1:
-        return True
-    return bool(np.isin(sought_M, parts.ids(entry), assume_unique=True).any())
 
 
 def read_ids(storage: Storage, entry: SegmentEntry) -> np.ndarray:
