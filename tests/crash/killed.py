@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 import holdfast as hf
-from holdfast.checkpoint.grid.extract import next_grid
+from holdfast.checkpoint.grid.round_plan import plan_round
 from holdfast.storage import open_storage
 from tests.conftest import TinyModel, fingerprint, make_optimizers, train_steps
 from tests.crash.death import Death, DyingStorage, Moment, choose_death
@@ -214,7 +214,7 @@ def has_leftovers(run: Path) -> bool:
 def has_waiting(run: Path) -> bool:
     """Whether the last life was killed before its increments were worked off."""
     try:
-        return next_grid(hf.open(run).catalog) is not None
+        return plan_round(hf.open(run).catalog) is not None
     except hf.NotFoundError:
         return False
 

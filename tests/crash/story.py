@@ -20,7 +20,7 @@ import torch
 
 import holdfast as hf
 from holdfast.checkpoint.format.catalog import Recovery
-from holdfast.checkpoint.grid.extract import next_grid
+from holdfast.checkpoint.grid.round_plan import plan_round
 from holdfast.storage.base import ObjectWriter, Storage, StoredObjects
 from tests.conftest import TinyModel, fingerprint, make_optimizers, train_steps
 
@@ -175,6 +175,6 @@ def assert_recovers(storage: Storage, plot: Plot, expected_step: int | None) -> 
         assert_nothing_unreferenced(storage)
         assert fingerprint(*model) == oracle(plot)[start + 1]
         if plot.extract is not None:
-            assert next_grid(hf.open(storage).catalog) is None
+            assert plan_round(hf.open(storage).catalog) is None
     assert hf.verify(storage).is_sound
     assert assert_every_kept_step_is_exact(storage, plot)[-1] == start + 1

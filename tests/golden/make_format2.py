@@ -39,6 +39,7 @@ from holdfast.checkpoint.format.segment import encode_segment
 from holdfast.checkpoint.grid.chunk_cache import PartCache
 from holdfast.checkpoint.grid.decide import Extract
 from holdfast.checkpoint.grid.extract import Round, RoundStats
+from holdfast.checkpoint.grid.round_plan import plan_round
 from holdfast.checkpoint.store.writer import RunWriter
 from holdfast.model.schema import Column, TableSchema
 from holdfast.storage import Storage, open_storage
@@ -171,9 +172,9 @@ class _GridStore:
 
     def extract(self, rules: Extract) -> None:
         """One round."""
-        found = Round(
-            self.writer, self.writer.catalog, rules, cache=PartCache(0), pause=lambda: None
-        ).run()
+        plan = plan_round(self.writer.catalog)
+        assert plan is not None
+        found = Round(self.writer, plan, rules, cache=PartCache(0), pause=lambda: None).run()
         assert found is not None
         self.rounds.append(found)
 

@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 from torch import nn
 
 import holdfast as hf
-from holdfast.checkpoint.grid.extract import next_grid
+from holdfast.checkpoint.grid.round_plan import plan_round
 from holdfast.checkpoint.planning import bases
 from holdfast.checkpoint.saving import snapshot
 from holdfast.checkpoint.store import catalogs
@@ -247,7 +247,7 @@ class RunMachine(RuleBasedStateMachine):
         self.save_now(next_is_base=next_is_base)
         if self.how[1] is not None:
             self.ck.wait()
-            assert next_grid(hf.open(self.folder).catalog) is None  # nothing waits
+            assert plan_round(hf.open(self.folder).catalog) is None  # nothing waits
 
     def save_now(self, *, next_is_base: bool = False) -> None:
         self.pin_times(next_is_base=next_is_base)

@@ -5,7 +5,7 @@ Invariants:
 - Nothing is forgotten for another chunk: every round looks at every chunk, so the one forgotten
   would be the next one wanted. Room comes from chunks that are gone.
 
-Not here: what a round does with them (extract.py), reading them (checkpoint/restoring/fetch.py).
+Not here: what a round does with them (round_plan.py), reading them (checkpoint/restoring/fetch.py).
 
 # N rows of a chunk
 """

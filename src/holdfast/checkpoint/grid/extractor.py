@@ -20,7 +20,8 @@ from collections.abc import Iterator
 from holdfast import events
 from holdfast.checkpoint.grid.chunk_cache import PartCache
 from holdfast.checkpoint.grid.decide import Extract
-from holdfast.checkpoint.grid.extract import Round, next_grid
+from holdfast.checkpoint.grid.extract import Round
+from holdfast.checkpoint.grid.round_plan import plan_round
 from holdfast.checkpoint.store.writer import RunWriter
 
 
@@ -114,9 +115,9 @@ class Extractor:
 
     def _work_off(self) -> None:
         assert self._rules is not None
-        while next_grid(catalog := self._writer.catalog) is not None:
+        while (plan := plan_round(self._writer.catalog)) is not None:
             stats = Round(
-                self._writer, catalog, self._rules, cache=self._cache, pause=self._pause
+                self._writer, plan, self._rules, cache=self._cache, pause=self._pause
             ).run()
             if stats is not None:
                 self._writer.log.emit(events.Extracted(**dataclasses.asdict(stats)))

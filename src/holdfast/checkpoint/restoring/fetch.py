@@ -4,7 +4,7 @@ Invariants:
 - No byte is used before its checksum is confirmed; damage raises and names the object.
 - A buffer grows only to what the catalog says a segment takes.
 
-Not here: which segments (restore.py, checkpoint/grid/extract.py), what their bytes mean
+Not here: which segments (restore.py, checkpoint/grid/round_plan.py), what their bytes mean
 (checkpoint/format/segment.py).
 """
 

@@ -4,7 +4,7 @@ Invariant: ids are ascending wherever they are looked through; ``are_vectors`` t
 that may be lies.
 
 Not here: how vectors are stored (checkpoint/format/deletion_vectors.py), when a chunk is extracted
-(checkpoint/grid/extract.py).
+(checkpoint/grid/round_plan.py).
 
 Shapes: ids_N, deaths_N  rows of a chunk and when each died (-1: alive); deleted_K, deaths_K  killed
 rows and when; counts_V, births_V  how many of those belong to each vector, and its birth.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import holdfast as hf
 from holdfast import events
 from holdfast.checkpoint.grid.extract import Round
 from holdfast.checkpoint.grid.extractor import Extractor
+from holdfast.checkpoint.grid.round_plan import ChunkPlan, RoundPlanner
 from holdfast.storage import open_storage
 from holdfast.storage.base import Storage
 from tests.unit.checkpoint.lives import LEFT, Life
@@ -25,12 +27,13 @@ def test_snapshot_finds_extraction_standing_still(
 ) -> None:
     """Chunks touched while a snapshot is taken: at most the one that was under way."""
     touched: list[float] = []
-    inner = Round._extract_chunk
+    inner = RoundPlanner.chunk_plans
 
-    def slow(self: Round, *args: object) -> None:
-        touched.append(time.perf_counter())
-        time.sleep(0.003)
-        inner(self, *args)  # type: ignore[arg-type]
+    def slow(self: RoundPlanner) -> Iterator[ChunkPlan | None]:
+        for plan in inner(self):
+            touched.append(time.perf_counter())
+            time.sleep(0.003)
+            yield plan
 
     with Life(tmp_path, extract=PURE) as life:
         life.save()
@@ -38,7 +41,7 @@ def test_snapshot_finds_extraction_standing_still(
             for index in range(12):
                 life.save(range(index, 300, 7))
         life.ck.wait()
-        monkeypatch.setattr(Round, "_extract_chunk", slow)
+        monkeypatch.setattr(RoundPlanner, "chunk_plans", slow)
         life.save(range(0, 300, 5))  # a round over a dozen chunks begins
         while len(touched) < 2:
             time.sleep(0.001)
@@ -104,12 +107,13 @@ def test_restore_gives_a_round_up_and_it_is_made_up_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached, may_go = threading.Event(), threading.Event()
-    inner = Round._extract_chunk
+    inner = RoundPlanner.chunk_plans
 
-    def held(self: Round, *args: object) -> None:
-        reached.set()
-        assert may_go.wait(30)
-        inner(self, *args)  # type: ignore[arg-type]
+    def held(self: RoundPlanner) -> Iterator[ChunkPlan | None]:
+        for plan in inner(self):
+            reached.set()
+            assert may_go.wait(30)
+            yield plan
 
     with Life(tmp_path, extract=PURE) as life:
         life.save()
@@ -117,7 +121,7 @@ def test_restore_gives_a_round_up_and_it_is_made_up_for(
             for index in range(4):
                 life.save(range(index, 300, 7))
         life.ck.wait()
-        monkeypatch.setattr(Round, "_extract_chunk", held)
+        monkeypatch.setattr(RoundPlanner, "chunk_plans", held)
         life.save(range(0, 300, 5))
         assert reached.wait(30)
         through = life.run().catalog.grids[0].through
