@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 READY := .venv/.ready
 
-.PHONY: run test soak lint bench clean
+.PHONY: run test soak lint bench docs clean
 
 run: $(READY)
 	$(PY) -m holdfast.cli.main demo
@@ -32,6 +32,11 @@ lint: $(READY)
 bench: $(READY)
 	$(PY) -m benchmarks --out docs/benchmarks.md
 
+# The pages of docs/ as a site, in site/; a link that leads nowhere fails.
+docs: $(READY)
+	$(PY) -m pip install -q 'mkdocs>=1.6,<2' 'mkdocs-material>=9.5'
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict -q
+
 # The libraries that tests/clients trains with ask for other versions of torch, NumPy and Ray: they
 # come without dependencies. pyproject.toml has what they need to run.
 #
@@ -47,4 +52,4 @@ $(READY): pyproject.toml
 	touch $(READY)
 
 clean:
-	rm -rf .venv build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis runs
+	rm -rf .venv build site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis runs

@@ -61,3 +61,9 @@ def test_modules_that_a_page_names_exist(page: Path) -> None:
         found = [place / name for place in places if (place / name).exists()]
         assert found, name
         places.append(found[0].parent)
+
+
+def test_the_site_has_every_page_and_no_other() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    named = set(re.findall(r": ([\w-]+\.md)$", nav, re.MULTILINE))
+    assert named == {page.name for page in (ROOT / "docs").glob("*.md")} | {"decisions.md"}

@@ -134,10 +134,11 @@ class _Updates:
         if lo >= hi:
             return None
         if (lo, hi) not in self._known:
-            replaced = deletion_vectors.join(
+            each = [
                 DeletionVector(ids_K, np.full(len(ids_K), born, np.int64))
                 for born, ids_K in self._ids[lo:hi]
-            )
+            ]
+            replaced = deletion_vectors.join(each)
             rows = max(len(ids_K) for _, ids_K in self._ids[lo:hi])
             self._known[lo, hi] = _New(replaced, rows)
         return self._known[lo, hi]

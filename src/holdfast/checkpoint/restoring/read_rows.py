@@ -186,7 +186,7 @@ class _Reading:
         """The rows that were found, every column."""
         source_of = {source.entry.extent: source for source in sources}
         entries = [source.entry for source in sources]
-        fetch.check_frames(self._storage, self._catalog, (s.extent for s in entries))
+        fetch.check_frames(self._storage, self._catalog, [s.extent for s in entries])
 
         def decode(stretch: Sequence[SegmentEntry]) -> list[tuple[Holding, list[np.ndarray]]]:
             segments = self._segments.read_stretch(stretch, self._schema)
