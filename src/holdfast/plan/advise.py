@@ -11,7 +11,8 @@ decoded training goes on, slower by ``DECODE_DROP`` (ECRM measured 6 to 12 %).
 Invariants:
 - Estimates are closed forms of the situation's numbers; simulate.py confirms those of recovery.
 - The advice is the least overhead among what is possible and does not risk accuracy more than the
-  situation's PLS allows; its reason says what decided.
+  situation's PLS allows; its reason says what decided. Between equals what risks nothing comes
+  first, then what takes less memory.
 
 Not here: the equations (overhead.py, pls.py), tables and pictures (report/).
 """
@@ -29,6 +30,8 @@ from holdfast.plan.situation import SECONDS_AN_HOUR, Situation
 
 FULL, PARTIAL, CODED = "everyone reloads", "only the lost reload", "decoded, nobody waits"
 DECODE_DROP = 0.12
+NO_RISK = "none"
+EQUAL_DIGITS = 4  # overheads that agree to a hundredth of a per cent, as they are shown, are equal
 SECOND_LAYER_H = 24.0  # of rare checkpoints behind the codes
 KEPT_STEPS = 100  # checkpoints that incrcp keeps: any of them can be restored
 # A delta of Check-N-Run holds what changed since its base, on average so many intervals ago: its
@@ -69,12 +72,22 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """The strategy to take of some, and why; none where none is possible."""
+
+    strategy: str | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Advice:
-    """Every strategy, and the one to take."""
+    """Every strategy; the one to take, and the best of those that keep a training loop as it is
+    (its process holds the tables) and of those that need embedding servers."""
 
     estimates: tuple[Estimate, ...]
-    strategy: str
-    reason: str
+    best: Choice
+    own_loop: Choice
+    on_servers: Choice
 
 
 def advise(situation: Situation) -> Advice:
@@ -86,28 +99,40 @@ def advise(situation: Situation) -> Advice:
         *(_cpr(situation, by) for by in ("", "-mfu", "-ssu", "-scar")),
         *(_coded(situation, name) for name in ("ecrm", "ecrec")),
     )
-    best, reason = _choose(estimates)
-    return Advice(estimates, best.strategy, reason)
+    return Advice(
+        estimates,
+        choose_strategy(estimates),
+        choose_strategy([e for e in estimates if e.recovery != CODED]),
+        choose_strategy([e for e in estimates if e.recovery == CODED]),
+    )
 
 
-def _choose(estimates: Sequence[Estimate]) -> tuple[Estimate, str]:
+def choose_strategy(estimates: Sequence[Estimate]) -> Choice:
+    """The one to take: least overhead, then no risk, then least memory."""
+    refused = [f"{e.strategy} is out: {e.problem}" for e in estimates if e.problem]
     possible = [e for e in estimates if not e.problem]
-    best = min(possible, key=lambda e: (round(e.total, 5), e.memory_bytes))
-    others = sorted((e for e in possible if e is not best), key=lambda e: e.total)
+    if not possible:
+        return Choice(None, "; ".join(refused))
+
+    def price(e: Estimate) -> tuple[float, bool, float]:
+        return round(e.total, EQUAL_DIGITS), e.risk != NO_RISK, e.memory_bytes
+
+    best, *others = sorted(possible, key=price)
     reason = f"{best.strategy} costs {best.total:.2%} of the training time"
     if others:
         reason += f", {others[0].strategy} {others[0].total:.2%}"
-    worst = max(possible, key=lambda e: e.total)
-    if worst is not best and worst is not (others[0] if others else None):
+        if price(others[0])[0] == price(best)[0] and others[0].risk != best.risk == NO_RISK:
+            reason += f" ({others[0].risk})"
+    worst = max(others, key=lambda e: e.total, default=best)
+    if worst is not best and worst is not others[0]:
         reason += f", {worst.strategy} {worst.total:.2%}"
-    refused = [f"{e.strategy} is out: {e.problem}" for e in estimates if e.problem]
-    return best, "; ".join([reason, *refused])
+    return Choice(best.strategy, "; ".join([reason, *refused]))
 
 
 def _full(s: Situation) -> Estimate:
     return _reload_all(
         s, "full", saved=lambda hours: 1.0, changed=lambda hours: 0.0, row=1.0, kept=2.0,
-        risk="none",
+        risk=NO_RISK,
     )  # fmt: skip
 
 
@@ -115,17 +140,18 @@ def _check_n_run(s: Situation) -> Estimate:
     def since_base(hours: float) -> float:
         return s.changed(BASE_AGE * hours)
 
-    row = min(1.0, s.bits / 32 + _PARAMETER_BYTES / s.row_bytes)
+    is_exact = s.bits >= 32
+    row = 1.0 if is_exact else min(1.0, s.bits / 32 + _PARAMETER_BYTES / s.row_bytes)
     return _reload_all(
         s, "check-n-run", saved=since_base, changed=since_base, row=row, kept=2 * row,
-        risk=f"rows at {s.bits} bits after each restore",
+        risk=NO_RISK if is_exact else f"rows at {s.bits} bits after each restore",
     )  # fmt: skip
 
 
 def _incrcp(s: Situation) -> Estimate:
     estimate = _reload_all(
         s, "incrcp", saved=s.changed, changed=lambda hours: s.changed(KEPT_STEPS * hours), row=1.0,
-        kept=1.0, risk="none",
+        kept=1.0, risk=NO_RISK,
     )  # fmt: skip
     increments = _GRID_STORED * KEPT_STEPS * s.changed(estimate.interval_h)
     return dataclasses.replace(estimate, capacity_bytes=s.model_bytes * (1 + increments))
@@ -258,7 +284,7 @@ def _coded(s: Situation, name: str) -> Estimate:
         capacity_bytes=2.0 * s.model_bytes,
         memory_bytes=memory,
         recovery_s=SECONDS_AN_HOUR * decode_h,
-        risk="none" if name == "ecrec" else "updates in flight may be lost",
+        risk=NO_RISK if name == "ecrec" else "updates in flight may be lost",
         costs=Costs(s.copy_h(s.model_bytes), 0.0, 0.0),
         problem=problem,
     )

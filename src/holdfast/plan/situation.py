@@ -28,13 +28,39 @@ from holdfast.plan.pls import check_pls
 SECONDS_AN_HOUR = 3600.0
 
 
+# What each number means: for the tables of `holdfast plan`.
+MEANINGS = {
+    "rows": "rows of all tables",
+    "row_bytes": "of a row with its optimizer state",
+    "mtbf_h": "hours between two failures",
+    "servers": "servers that hold the tables",
+    "lost": "servers that go at each failure",
+    "dense_bytes": "of the networks",
+    "changed_per_hour": "share of the rows that an hour changes",
+    "changed_growth": "t hours change that share times t to this power",
+    "updates_per_s": "rows that all workers update in a second",
+    "job_h": "hours that a job trains",
+    "reschedule_h": "hours until a machine is replaced",
+    "copy_bytes_s": "a server copies in memory",
+    "write_bytes_s": "a server writes to storage",
+    "read_bytes_s": "a server reads from storage",
+    "network_bytes_s": "a server receives",
+    "memory_headroom": "memory that may be added, as a share of the model's",
+    "pls": "portion of lost samples that is tolerated",
+    "bits": "of a weight in checkpoints; 32 is every bit (--expected-restores)",
+    "r": "share of the rows that cpr-mfu, -ssu and -scar save at a time",
+    "coded": "data rows of a stripe, k",
+    "parity": "coded rows of a stripe, r",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
     """What must be known to compare strategies; the defaults are a mid-sized cluster's.
 
     ``lost``: servers that go at each failure. ``updates_per_s``: rows that all workers together
     update in a second. ``memory_headroom``: memory that may be added, as a share of the model's.
-    ``bits``: of a weight, where checkpoints are quantized. ``coded`` and ``parity``: rows of a
+    ``bits``: of a weight in checkpoints; 32 is every bit. ``coded`` and ``parity``: rows of a
     stripe, and its coded rows.
     """
 
@@ -55,7 +81,7 @@ class Situation:
     network_bytes_s: float = 3e9
     memory_headroom: float = 0.5
     pls: float = 0.1
-    bits: int = 4
+    bits: int = 32
     r: float = 0.125
     coded: int = 4
     parity: int = 1

@@ -12,18 +12,20 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.plan.advise import Advice, Estimate
+from holdfast.plan.advise import NO_RISK, Advice, Estimate
 from holdfast.plan.scaling import Point
 from holdfast.plan.simulate import Simulation
-from holdfast.plan.situation import Situation
+from holdfast.plan.situation import MEANINGS, Situation
 from holdfast.report import words
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Advice, what a simulation says of it, and how it scales."""
+    """Advice, what a simulation says of it, and how it scales; ``given``: the numbers of the
+    situation that were given or measured, not assumed."""
 
     situation: Situation
+    given: frozenset[str]
     advice: Advice
     simulated: Mapping[str, Simulation]
     scaling: Mapping[str, Sequence[Point]]
@@ -33,8 +35,11 @@ class Plan:
         return {
             "situation": dataclasses.asdict(self.situation),
             "strategies": [_facts(estimate) for estimate in self.advice.estimates],
-            "recommended": self.advice.strategy,
-            "reason": self.advice.reason,
+            "given": sorted(self.given),
+            "recommended": self.advice.best.strategy,
+            "reason": self.advice.best.reason,
+            "own_loop": dataclasses.asdict(self.advice.own_loop),
+            "on_servers": dataclasses.asdict(self.advice.on_servers),
             "simulated": {
                 name: {
                     "jobs": found.jobs,
@@ -57,47 +62,63 @@ def _facts(e: Estimate) -> dict[str, Any]:
 
 
 def render(plan: Plan, width: int) -> RenderableType:
-    """For people, on a terminal so wide."""
-    s = plan.situation
+    """For people, on a terminal so wide: the answers first, then the numbers, then what was
+    assumed."""
+    s, advice = plan.situation, plan.advice
     head = Text(
         f"{words.count(s.rows)} rows, {words.size(s.model_bytes)} on {s.servers} servers; "
-        f"every {s.mtbf_h:g} h a failure takes {s.lost}; a job of {s.job_h:g} h; "
-        f"PLS up to {s.pls:g}\n"
+        f"every {s.mtbf_h:g} h a failure takes {s.lost}\n"
     )
-    tail = Text()
-    tail.append("\nTake ", style="bold")
-    tail.append(plan.advice.strategy, style="bold green")
-    tail.append(f": {plan.advice.reason}.\n")
-    for name, found in plan.simulated.items():
-        tail.append(
-            f"Simulated, {name}: {found.overhead.mean:.2%} ± {found.overhead.standard_error:.2%} "
-            f"of the training time (95 of 100 jobs stay below {found.overhead.p95:.2%}), "
-            f"PLS {found.pls.mean:.3f}, over {words.counted(found.jobs, 'job')}.\n"
+    answers = Text("\n")
+    for title, choice in (
+        ("Keeping your training loop", advice.own_loop),
+        ("With embedding servers", advice.on_servers),
+    ):
+        answers.append(f"{title}: ", style="bold")
+        answers.append(choice.strategy or "none", style="bold green" if choice.strategy else "dim")
+        answers.append(f". {choice.reason}.\n")
+    if s.updates_per_s == 0:
+        answers.append(
+            "Parity traffic is counted as nothing: give --updates-per-s to compare ecrm and "
+            "ecrec fairly.\n",
+            style="yellow",
         )
-        if found.unfinished:
-            tail.append(f"{found.unfinished:.1%} of these jobs never ended.\n")
-    return Group(head, _table(plan.advice, width), _notes(plan.advice), tail)
+    return Group(
+        head,
+        _strategies(advice),
+        _notes(advice),
+        answers,
+        _overheads(advice),
+        _simulated(plan.simulated),
+        _numbers(plan),
+    )
 
 
-_PARTS_WIDTH = 118  # from which on the parts of the overhead have room
+def _styled(advice: Advice, estimate: Estimate) -> str:
+    chosen = (advice.own_loop.strategy, advice.on_servers.strategy)
+    return "green" if estimate.strategy in chosen else "dim" if estimate.problem else ""
 
 
-def _table(advice: Advice, width: int) -> Table:
-    has_parts = width >= _PARTS_WIDTH
-    parts = ("save", "again", "reload", "steps") if has_parts else ()
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
-    table.add_column("strategy", no_wrap=True)
-    for title in ("overhead", *parts, "every", "PLS", "written/h", "stored", "memory", "recovery"):
+def _columns(*titles: str) -> Table:
+    """A table whose first column is a name, the others numbers; narrow enough for 80 columns."""
+    table = Table(
+        box=None, header_style="bold", pad_edge=False, padding=(0, 1), collapse_padding=True
+    )
+    table.add_column(titles[0], no_wrap=True)
+    for title in titles[1:]:
         table.add_column(title, justify="right", no_wrap=True)
+    return table
+
+
+def _strategies(advice: Advice) -> Table:
+    table = _columns(
+        "strategy", "overhead", "every", "PLS", "written/h", "stored", "memory", "recovery"
+    )
     for e in advice.estimates:
-        o = e.overhead
-        shares = (o.save, o.lost, o.load + o.reschedule, e.training) if has_parts else ()
-        style = "green" if e.strategy == advice.strategy else "dim" if e.problem else ""
         table.add_row(
-            e.strategy, f"{e.total:.2%}", *(f"{share:.2%}" for share in shares),
-            words.duration(3600 * e.interval_h), f"{e.pls:.2g}", words.size(e.written_bytes_h),
-            words.size(e.capacity_bytes), words.size(e.memory_bytes),
-            words.duration(e.recovery_s), style=style,
+            e.strategy, f"{e.total:.2%}", words.duration(3600 * e.interval_h), f"{e.pls:.2g}",
+            words.size(e.written_bytes_h), words.size(e.capacity_bytes),
+            words.size(e.memory_bytes), words.duration(e.recovery_s), style=_styled(advice, e),
         )  # fmt: skip
     return table
 
@@ -107,9 +128,55 @@ def _notes(advice: Advice) -> Text:
     for e in advice.estimates:
         if e.problem:
             notes.append(f"{e.strategy}: not here, {e.problem}\n", style="dim")
-        elif e.risk != "none":
+        elif e.risk != NO_RISK:
             notes.append(f"{e.strategy}: accuracy: {e.risk}\n", style="dim")
+    notes.append(
+        "overhead: of the training time, its parts below; every: between two checkpoints; "
+        "PLS: the portion of samples that is expected to be lost; stored: in storage at a time; "
+        "memory: beyond the model's; recovery: until the lost rows are back\n",
+        style="dim",
+    )
     return notes
+
+
+def _overheads(advice: Advice) -> Table:
+    table = _columns("overhead by its parts", "saving", "training again", "reloading", "each step")
+    for e in advice.estimates:
+        o = e.overhead
+        parts = (o.save, o.lost, o.load + o.reschedule, e.training)
+        table.add_row(e.strategy, *(f"{part:.2%}" for part in parts), style=_styled(advice, e))
+    return table
+
+
+def _simulated(simulated: Mapping[str, Simulation]) -> Text:
+    text = Text("\n")
+    for name, found in simulated.items():
+        text.append(
+            f"Simulated, {name}: {found.overhead.mean:.2%} ± {found.overhead.standard_error:.2%} "
+            f"of the training time (95 of 100 jobs stay below {found.overhead.p95:.2%}), "
+            f"PLS {found.pls.mean:.3f}, over {words.counted(found.jobs, 'job')}.\n"
+        )
+        if found.unfinished:
+            text.append(f"{found.unfinished:.1%} of these jobs never ended.\n")
+    return text
+
+
+def _numbers(plan: Plan) -> RenderableType:
+    """Every number that the plan rests on, with the flag that changes it."""
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
+    table.add_column("number", no_wrap=True)
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("")
+    table.add_column("meaning", style="dim")
+    for name, value in dataclasses.asdict(plan.situation).items():
+        is_given = name in plan.given
+        shown = words.size(value) if "bytes" in name else f"{value:,.12g}"
+        shown += "/s" if name.endswith("bytes_s") else ""
+        table.add_row(
+            name, shown, "given" if is_given else "assumed", MEANINGS[name],
+            style="" if is_given else "yellow",
+        )  # fmt: skip
+    return table
 
 
 def draw(plan: Plan, path: Path) -> None:

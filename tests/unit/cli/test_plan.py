@@ -24,8 +24,34 @@ def plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, objec
 def test_flags_give_a_table_and_a_recommendation(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", *FLAGS]) == 0
     out = capsys.readouterr().out
-    for name in ("full", "check-n-run", "incrcp", "cpr-ssu", "ecrec", "Take", "Simulated"):
+    for name in ("full", "check-n-run", "incrcp", "cpr-ssu", "ecrec", "Simulated"):
         assert name in out
+    for answer in ("Keeping your training loop: ", "With embedding servers: "):
+        assert answer in out
+    assert "give --updates-per-s" in out
+
+
+def test_a_narrow_terminal_cuts_nothing_off(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["plan", *FLAGS]) == 0
+    narrow = capsys.readouterr().out
+    assert "…" not in narrow and all(len(line) <= 80 for line in narrow.splitlines())
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run(["plan", *FLAGS]) == 0
+    assert narrow.split() == capsys.readouterr().out.split()
+
+
+def test_what_is_assumed_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", *FLAGS]) == 0
+    numbers = [line.split() for line in capsys.readouterr().out.splitlines()]
+    shown = {words[0]: words[1:3] for words in numbers if len(words) > 3}
+    assert shown["servers"] == ["16", "given"]
+    assert shown["pls"] == ["0.1", "assumed"]
+    assert plan(capsys, *FLAGS, "--jobs", "0")["given"] == [
+        "mtbf_h", "row_bytes", "rows", "servers",
+    ]  # fmt: skip
 
 
 def test_simulation_agrees_with_the_closed_forms(capsys: pytest.CaptureFixture[str]) -> None:

@@ -229,7 +229,7 @@ def plan_checkpoint(
     >>> plan_checkpoint("intermittent", [], changed_share=0.9).reason
     '90 % of the rows changed: a base costs little more than a delta'
     >>> plan_checkpoint("intermittent", [0.25, 0.7, 0.9]).reason
-    'F_c 2.85 <= I_c 3.60: a new base costs less than growing deltas'
+    "until the next base: 2.85 bases' worth of bytes with a new base, 3.60 with growing deltas"
     >>> plan_checkpoint("recovery-time", [0.4, 0.4], gathered=Gathered([40, 40], 80, 0.8)).reason
     '80 % of the rows changed: a base costs little more than a rollup'
     """
@@ -256,12 +256,12 @@ def plan_checkpoint(
             if plan.is_rollup and policy in _ADAPTIVE and gathered.share >= ROLLUP_SHARE_MAX:
                 return _base_of_most(gathered.share, instead_of="rollup")
             return plan
-    future_with_base = 1.0 + sum(delta_sizes)  # F_c
+    future_with_base = 1.0 + sum(delta_sizes)  # F_c, Check-N-Run section 4.1.1
     future_without = (len(delta_sizes) + 1) * delta_sizes[-1] if delta_sizes else 0.0  # I_c
-    compared = f"F_c {future_with_base:.2f} {{}} I_c {future_without:.2f}"
-    if future_with_base <= future_without:
-        reason = compared.format("<=") + ": a new base costs less than growing deltas"
-        return BaseChoice(BASE, None, reason)
-    return BaseChoice(
-        DELTA, SINCE_BASE, compared.format(">") + ": a delta costs less than a new base"
+    reason = (
+        f"until the next base: {future_with_base:.2f} bases' worth of bytes with a new base, "
+        f"{future_without:.2f} with growing deltas"
     )
+    if future_with_base <= future_without:
+        return BaseChoice(BASE, None, reason)
+    return BaseChoice(DELTA, SINCE_BASE, reason)

@@ -88,6 +88,7 @@ def plan(
     advice = advise(situation)
     found = Plan(
         situation,
+        frozenset(numbers),
         advice,
         _simulate(situation, advice, jobs, seed) if jobs else {},
         {name: scale(situation, make(situation)) for name, make in MODELS.items()},
