@@ -18,6 +18,7 @@ import secrets
 from collections.abc import Sequence
 
 from holdfast import events
+from holdfast.checkpoint.format.annotations import Annotations
 from holdfast.checkpoint.format.catalog import Catalog
 from holdfast.checkpoint.planning.bases import (
     BaseChoice,
@@ -75,6 +76,7 @@ class Planner:
         *,
         lineage: Lineage,
         is_saved: bool,
+        annotations: Annotations,
     ) -> SavePlan:
         """What is saved now, and of which tables; ``changed`` is of all ranks, ``is_saved`` whether
         this very step is committed already.
@@ -102,6 +104,7 @@ class Planner:
             number=writer.next_number,
             token=secrets.token_hex(4),
             is_saved=is_saved,
+            annotations=annotations,
         )
 
     def _choose_codecs(self, restores: int, schemas: Sequence[TableSchema]) -> CodecPlan:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 
 from holdfast.checkpoint.format.catalog import Catalog, SegmentEntry
+from holdfast.checkpoint.planning.best import MAX, Mode, rank_by_metric
 from holdfast.checkpoint.restoring import fetch, restore
 from holdfast.checkpoint.restoring.destination import Held, Targets, join_columns, plan_destinations
 from holdfast.checkpoint.store import catalogs
@@ -48,6 +49,10 @@ class CheckpointInfo:
     stall_s: float
     reason: str
     tables: tuple[TableSchema, ...]
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What ``save(metrics=)`` said of it."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """What ``save(metadata=)`` said of it, as JSON has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +128,31 @@ class Run:
             stall_s=entry.stall_s,
             reason=entry.reason,
             tables=self._stored_as(step).tables,
+            metrics=dict(entry.annotations.metrics),
+            metadata=entry.annotations.metadata_dict(),
         )
+
+    @property
+    def checkpoints(self) -> tuple[CheckpointInfo, ...]:
+        """What is known of every checkpoint, by ascending step."""
+        return tuple(self.info(step) for step in self.steps)
+
+    def latest_step(self) -> int | None:
+        """The last step that is saved; None where none is."""
+        return max(self.steps, default=None)
+
+    def best(self, metric: str, *, mode: Mode = MAX) -> CheckpointInfo:
+        """The checkpoint with the best metric; of equal ones the newer.
+
+        Raises:
+            NotFoundError: no checkpoint has it; lists the metrics there are.
+        """
+        ranked = rank_by_metric(self.catalog.checkpoints, metric, mode)
+        if not ranked:
+            known = {name for e in self.catalog.checkpoints for name, _ in e.annotations.metrics}
+            raise NotFoundError("no checkpoint has this metric", metric=metric,
+                                metrics=sorted(known))  # fmt: skip
+        return self.info(ranked[0].step)
 
     def tables(self, step: int) -> tuple[TableSchema, ...]:
         """The tables as they were at a step; one that is stored in cuts is shown whole."""

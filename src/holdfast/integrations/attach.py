@@ -42,6 +42,7 @@ import torch
 from holdfast import events
 from holdfast.checkpoint.checkpointer import Checkpointer
 from holdfast.checkpoint.settings import SettingsKeywords
+from holdfast.deprecation import warn_renamed
 from holdfast.errors import HoldfastWarning, InvalidRequestError
 from holdfast.integrations.kept_state import LoopState, keep
 from holdfast.integrations.training_loader import (
@@ -197,10 +198,15 @@ class Attachment:
         """How many steps this run has taken, with one that is not counted yet."""
         return self.checkpointer.current_step + self._since.is_pending
 
+    def all_steps(self) -> tuple[int, ...]:
+        """The steps that are saved and can be restored, ascending."""
+        return self.checkpointer.all_steps()
+
     @property
     def steps(self) -> tuple[int, ...]:
-        """The steps that can be restored, ascending."""
-        return self.checkpointer.steps
+        """Deprecated: ``all_steps()``."""
+        warn_renamed("Attachment.steps", "all_steps()")
+        return self.all_steps()
 
     def start_epoch(self) -> int:
         """The epoch to start at, for trainers that can start later or be given fewer epochs.

@@ -89,7 +89,7 @@ class HoldfastCallback(Callback):
         self._rng, self._loaders = None, []
         self.checkpointer._reader.place_elsewhere()  # Lightning does, by its own states
         self.checkpointer._preemption.unlisten()  # until Lightning has installed its own handler
-        if self.checkpointer.steps:
+        if self.checkpointer.latest_step() is not None:
             self.checkpointer.resume()
             self._rng = rng_state()
             loop = trainer.fit_loop
@@ -144,7 +144,7 @@ class HoldfastCallback(Callback):
         if ck is None:
             return
         ck.wait()
-        if self._save_last and ck.current_step and ck.current_step not in ck.steps:
+        if self._save_last and ck.current_step and ck.current_step not in ck.all_steps():
             ck.save()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -34,6 +34,11 @@ class GrantedReader(Reader, Protocol):
 READER = "reader"  # what the reader is called among the things that go along
 
 
+def carried(extras: Mapping[str, Any], reader: Any) -> dict[str, Any]:
+    """What goes along with a model: extras, and the held reader once there is one."""
+    return {**extras, **({READER: reader} if reader.is_used else {})}
+
+
 def is_stateful(item: Any) -> bool:
     """Whether it can say where it is, and go there."""
     return all(callable(getattr(item, name, None)) for name in ("state_dict", "load_state_dict"))

@@ -131,12 +131,14 @@ class Together:
         changed: ChangedBytes,
         error: Exception | None,
         rules: RunRules,
+        has_annotations: bool = False,
         plan: Callable[[RunWriter, tuple[TableSchema, ...], ChangedBytes], SavePlan],
     ) -> SavePlan:
         """What is saved now; the same everywhere, or nothing anywhere.
 
         ``plan`` is asked where the run is known, with the tables and the changed bytes of all
-        ranks. ``rules`` are the same on all of them.
+        ranks. ``rules`` are the same on all of them. ``has_annotations``: this rank was given some;
+        those of rank 0 are stored.
 
         Raises:
             HoldfastError: this rank's own ``error``, or others cannot take part, or nothing can be
@@ -146,7 +148,8 @@ class Together:
         if self._agreement is None:
             assert writer is not None
             return plan(writer, state.schemas(), changed)
-        of_all = self._agreement.gather(step, state.tables, changed=changed, error=error)
+        of_all = self._agreement.gather(step, state.tables, changed=changed, error=error,
+                                        has_annotations=has_annotations)  # fmt: skip
         made: SavePlan | None = None
         refusal: Exception | None = None
         if writer is not None:
