@@ -25,7 +25,7 @@ from holdfast import events
 from holdfast.checkpoint.changed import Changed
 from holdfast.checkpoint.grid.extractor import Extractor
 from holdfast.checkpoint.planner import Planner
-from holdfast.checkpoint.planning.best import MAX, Mode, rank_by_metric
+from holdfast.checkpoint.planning.best import Mode, rank_by_metric
 from holdfast.checkpoint.planning.lineage import Lineage
 from holdfast.checkpoint.planning.schedule import Schedule
 from holdfast.checkpoint.preempting.preemption import Preemption
@@ -42,13 +42,14 @@ from holdfast.checkpoint.saving.staging import default_bytes_max
 from holdfast.checkpoint.saving.workbench import Workbench
 from holdfast.checkpoint.settings import CANCEL, SettingsKeywords, make_settings, open_log
 from holdfast.checkpoint.store import catalogs
+from holdfast.checkpoint.store.delete import delete_checkpoints
 from holdfast.checkpoint.succession import Succession
 from holdfast.checkpoint.warm import warm_kernels
 from holdfast.deprecation import warn_renamed
 from holdfast.errors import HoldfastError, InvalidRequestError
-from holdfast.loading.generators import as_kept
+from holdfast.loading.generators import Generator, as_kept
 from holdfast.loading.reader_slot import ReaderSlot
-from holdfast.loading.stateful import check_stateful
+from holdfast.loading.stateful import Stateful, check_stateful
 from holdfast.model.model_state import ModelState
 from holdfast.model.shard import Shard
 from holdfast.storage import as_storage
@@ -65,17 +66,17 @@ class Checkpointer:
         model: torch.nn.Module,
         optimizer: Any = None,
         reader: Any = None,
-        extras: Mapping[str, Any] | None = None,
+        extras: Mapping[str, Stateful | Generator] | None = None,
         shards: Mapping[str, Shard] | None = None,
         pieces: Mapping[str, Shard] | None = None,
         **settings: Unpack[SettingsKeywords],
     ) -> None:
         """Watch a model; nothing is written before the first save.
 
-        ``extras`` are other things with ``state_dict`` and ``load_state_dict`` that go along (a
-        scheduler, a scaler, metrics), and random generators. ``shards`` says by the names of
-        parameters which of them are parts of larger tables. ``settings`` are the fields of
-        ``Settings``. Where several ranks train (torch.distributed), all make theirs together.
+        ``extras`` go along with the model: a scheduler, a scaler, anything ``Stateful``, and random
+        generators. ``shards`` says by the names of parameters which of them are parts of larger
+        tables. ``settings`` are the fields of ``Settings``. Where several ranks train
+        (torch.distributed), all make theirs together.
         ``pieces`` is the deprecated name of ``shards``.
         """
         if pieces is not None:
@@ -217,7 +218,7 @@ class Checkpointer:
         """The last step that is saved; None for a new run."""
         return max(self.all_steps(), default=None)
 
-    def best_step(self, metric: str, *, mode: Mode = MAX) -> int | None:
+    def best_step(self, metric: str, *, mode: Mode = "max") -> int | None:
         """The saved step with the best metric, by ``save(metrics=)``; None where no step has it."""
         ranked = rank_by_metric(self._writer.catalog.checkpoints, metric, mode)
         return ranked[0].step if ranked else None
@@ -356,6 +357,21 @@ class Checkpointer:
         """
         self._check_open()
         return self._saver.save(metrics=metrics, metadata=metadata)
+
+    def delete(self, *steps: int) -> None:
+        """Delete checkpoints; rows that other checkpoints read stay, so all of these restore as
+        before. Waits for the running save. Of many ranks rank 0 deletes, and it must be asked.
+
+        Raises:
+            NotFoundError: no such step; lists those that exist.
+            InvalidRequestError: the model was saved as this step last, or none would be left.
+        """
+        self._check_open()
+        self._saves.finish()
+        with self._extractor.stopped():
+            if self._together.run_writer is not None:
+                self._saves.settle_commit()
+                delete_checkpoints(self._together.run_writer, steps, descends_from=self._lineage.at)
 
     def preempt(self, deadline_s: float | None = None) -> None:
         """The process will end soon: have the running step saved at once, on all ranks.

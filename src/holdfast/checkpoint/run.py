@@ -1,4 +1,5 @@
 """A run as a reader sees it: its checkpoints, their rows, what changed; no model needed.
+Deleting checkpoints is all that can be changed here.
 
 Invariant: a ``Run`` shows one catalog; ``reload`` moves it to the newest, and so does a read that
 finds objects swapped away.
@@ -16,10 +17,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from holdfast.checkpoint.format.catalog import Catalog, SegmentEntry
-from holdfast.checkpoint.planning.best import MAX, Mode, rank_by_metric
+from holdfast.checkpoint.planning.best import Mode, rank_by_metric
 from holdfast.checkpoint.restoring import fetch, restore
 from holdfast.checkpoint.restoring.destination import Held, Targets, join_columns, plan_destinations
 from holdfast.checkpoint.store import catalogs
+from holdfast.checkpoint.store.delete import delete_from_run
 from holdfast.errors import CorruptDataError, InvalidRequestError, NotFoundError
 from holdfast.kernels.rows import bitmap
 from holdfast.model.dtypes import for_users
@@ -76,7 +78,7 @@ class _StoredAs:
 
 
 class Run:
-    """The checkpoints at one url, read-only."""
+    """The checkpoints at one url."""
 
     def __init__(self, storage: Storage, catalog: Catalog, *, is_pinned: bool = False) -> None:
         """``is_pinned``: the run stays at this catalog, also when a writer has deleted from it."""
@@ -141,7 +143,7 @@ class Run:
         """The last step that is saved; None where none is."""
         return max(self.steps, default=None)
 
-    def best(self, metric: str, *, mode: Mode = MAX) -> CheckpointInfo:
+    def best(self, metric: str, *, mode: Mode = "max") -> CheckpointInfo:
         """The checkpoint with the best metric; of equal ones the newer.
 
         Raises:
@@ -153,6 +155,19 @@ class Run:
             raise NotFoundError("no checkpoint has this metric", metric=metric,
                                 metrics=sorted(known))  # fmt: skip
         return self.info(ranked[0].step)
+
+    def delete(self, *steps: int) -> None:
+        """Delete checkpoints; what others read of them stays. No training may be running here: the
+        run is taken over, and the next save of another process fails.
+
+        Raises:
+            NotFoundError: no such step; lists those that exist.
+            InvalidRequestError: no step would be left; or the run was opened at an older catalog.
+        """
+        if self._is_pinned:
+            raise InvalidRequestError("an older catalog cannot be changed", url=self.url,
+                                      todo="open the run without catalog=")  # fmt: skip
+        self.catalog = delete_from_run(self.storage, steps)
 
     def tables(self, step: int) -> tuple[TableSchema, ...]:
         """The tables as they were at a step; one that is stored in cuts is shown whole."""

@@ -51,7 +51,9 @@ from holdfast.integrations.training_loader import (
     has_given_all,
     kind_of,
 )
+from holdfast.loading.generators import Generator
 from holdfast.loading.resumable_reader import ResumableReader
+from holdfast.loading.stateful import Stateful
 from holdfast.model.model_state import as_optimizers
 from holdfast.storage.base import Storage
 
@@ -77,7 +79,7 @@ def attach(
     model: torch.nn.Module,
     loader: Any = None,
     trainer: Any = None,
-    extras: Mapping[str, Any] | None = None,
+    extras: Mapping[str, Stateful | Generator] | None = None,
     batches_per_step: int | None = None,
     **settings: Unpack[SettingsKeywords],
 ) -> Attachment:
@@ -121,7 +123,7 @@ class Attachment:
         loader: Any,
         batches_per_step: int | None,
         trainer: Any,
-        extras: Mapping[str, Any] | None,
+        extras: Mapping[str, Stateful | Generator] | None,
     ) -> None:
         """Made by ``hf.attach``."""
         self._model = model

@@ -29,8 +29,8 @@ from holdfast.checkpoint import run as runs
 from holdfast.checkpoint.checkpointer import Checkpointer
 from holdfast.checkpoint.settings import SettingsKeywords
 from holdfast.errors import HoldfastError, InvalidRequestError, NotFoundError
-from holdfast.loading.generators import load_rng_state, rng_state
-from holdfast.loading.stateful import like_held
+from holdfast.loading.generators import Generator, load_rng_state, rng_state
+from holdfast.loading.stateful import Stateful, like_held
 
 _FINISHED = "_iterator_finished"  # as torchdata's loaders call it
 
@@ -42,7 +42,7 @@ class HoldfastCallback(Callback):
         self,
         url: str | os.PathLike[str],
         *,
-        extras: Mapping[str, Any] | None = None,
+        extras: Mapping[str, Stateful | Generator] | None = None,
         **settings: Unpack[SettingsKeywords],
     ) -> None:
         """``extras`` and ``settings``: as a Checkpointer's."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.checkpoint.format.catalog import CheckpointEntry
-from holdfast.checkpoint.planning.best import MAX, Mode, check_mode, rank_by_metric
+from holdfast.checkpoint.planning.best import Mode, check_mode, rank_by_metric
 from holdfast.errors import InvalidRequestError
 
 _DAY_S = 86_400.0
@@ -31,7 +31,7 @@ class Keep:
     days: float | None = None
     best: int | None = None
     metric: str | None = None
-    mode: Mode = MAX
+    mode: Mode = "max"
 
     def __post_init__(self) -> None:
         check_mode(self.mode)
