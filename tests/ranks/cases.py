@@ -403,3 +403,21 @@ def delete(rank: int, ranks: int, group: Any, *, url: str, callers: list[int]) -
         ck.save().result(30)
         steps = ck.all_steps()
     return steps
+
+
+def load_part(
+    rank: int, ranks: int, group: Any, *, url: str, layout: str, by: list[int]
+) -> tuple[str, dict[str, Any], dict[str, Any], str]:
+    """Restore one table, asked for on some ranks; what was refused, what is held before and
+    after, and what the next save is."""
+    training = Training(layout, rank, ranks)
+    before = training.held()
+    told = kind = ""
+    with _checkpointer(url, training, group, save_last=False) as ck:
+        try:
+            ck.restore(2, only=["users.*"] if rank in by else None)
+            ck.step()
+            kind = ck.save().result(30).kind
+        except hf.InvalidRequestError as error:
+            told = str(error)
+    return told, before, training.held(), kind

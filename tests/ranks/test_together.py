@@ -203,3 +203,18 @@ def test_rank_0_deletes_a_step_whoever_else_asks(
 ) -> None:
     assert pool.run("delete", 2, url=str(tmp_path), callers=callers) == [(1, 3, 4)] * 2
     assert hf.verify(tmp_path).is_sound
+
+
+def test_ranks_load_a_part_of_a_checkpoint_of_others(pool: Pool, tmp_path: Path) -> None:
+    url = str(tmp_path)
+    pool.run("train", 3, url=url, layout="row", saves=[2])
+    for told in pool.run("load_part", 2, url=url, layout="row", by=[1]):
+        assert "ranks do not all restore the same" in told[0] and told[3] == ""
+    loaded = pool.run("load_part", 2, url=url, layout="row", by=[0, 1])
+    assert [(told, kind) for told, _, _, kind in loaded] == [("", "base")] * 2
+    before = assemble(one for _, one, _, _ in loaded)
+    after = assemble(one for _, _, one, _ in loaded)
+    for table, columns in expected(2).items():
+        wanted = columns if table.startswith("users") else before[table]
+        for name, values in wanted.items():
+            assert np.array_equal(after[table][name], values), (table, name)

@@ -28,6 +28,7 @@ from holdfast.checkpoint.planner import Planner
 from holdfast.checkpoint.planning.best import Mode, rank_by_metric
 from holdfast.checkpoint.planning.lineage import Lineage
 from holdfast.checkpoint.planning.schedule import Schedule
+from holdfast.checkpoint.planning.transfer import as_transfer
 from holdfast.checkpoint.preempting.preemption import Preemption
 from holdfast.checkpoint.ranks.agreement import rows_to_save
 from holdfast.checkpoint.ranks.ranks import find_ranks
@@ -136,6 +137,7 @@ class Checkpointer:
             threads=self.settings.threads or restores.default_threads(),
         )
         self._is_closed = False
+        self._restore_stats: restores.RestoreStats | None = None
         self._lost = LostSamples(
             self.settings.make_meter(), saves_a_round=1 if hot is None else hot.saves_a_round
         )
@@ -237,27 +239,51 @@ class Checkpointer:
             InvalidRequestError: it is of another model.
         """
         self._check_open()
-        step = self._restorer.load(None, discard_later=False)
-        if step is None:
+        restored = self._restorer.load(None)
+        if restored is None:
             return 0
+        self._restore_stats = restored.stats
         self._restorer.take_over()
-        return step
+        return restored.step
 
-    def restore(self, step: int, *, discard_later: bool = False) -> int:
+    def restore(
+        self,
+        step: int,
+        *,
+        discard_later: bool = False,
+        strict: bool = True,
+        only: Sequence[str] | None = None,
+        skip: Sequence[str] = (),
+        rename: Mapping[str, str] | None = None,
+    ) -> int:
         """Load the checkpoint of a step into the model, the optimizer and the reader.
 
         To train on from an older step, pass ``discard_later``: the next save then drops the
         checkpoints after ``step``.
 
+        Into a model that changed: with ``strict=False`` names that the model or the checkpoint
+        lacks are left as they are, and reported by ``restore_stats``. ``rename`` leads from stored
+        names to the model's. ``skip`` and ``only`` are patterns of names (``"users.*"``); with
+        ``only`` the reader, extras, rates and random state stay as they are. Optimizer state goes
+        with its parameter. The next save is a base.
+
         Raises:
             NotFoundError: lists the steps that exist.
+            InvalidRequestError: a table or another tensor has another shape in the checkpoint.
             CorruptDataError: names what is damaged; the model is then unusable until another
                 restore succeeds, and is not saved.
         """
         self._check_open()
-        loaded = self._restorer.load(step, discard_later=discard_later)
-        assert loaded is not None
-        return loaded
+        transfer = as_transfer(strict=strict, only=only, skip=skip, rename=rename)
+        restored = self._restorer.load(step, discard_later=discard_later, transfer=transfer)
+        assert restored is not None
+        self._restore_stats = restored.stats
+        return restored.step
+
+    @property
+    def restore_stats(self) -> restores.RestoreStats | None:
+        """What the last restore or resume took, and names without a counterpart."""
+        return self._restore_stats
 
     def recover(self, servers: Iterable[int]) -> restores.RestoreStats:
         """Bring back the rows of servers that failed, each as it was saved last; all else goes on.

@@ -148,9 +148,9 @@ def _check_rows(name: str, shards: Sequence[Mapping[str, Any]], *, ranks: int) -
         )
 
 
-def _number(data: bytes) -> int:
-    """A checksum that fits a signed number."""
-    return checksum(data) >> 1
+def number_of(text: str | bytes) -> int:
+    """A checksum that fits a signed number: what is equal has the same."""
+    return checksum(text.encode() if isinstance(text, str) else text) >> 1
 
 
 class Agreement:
@@ -160,7 +160,7 @@ class Agreement:
     def __init__(self, ranks: Ranks, rules: str) -> None:
         """``rules``: what must be the same on every rank."""
         self.ranks = ranks
-        self._rules = _number(rules.encode())
+        self._rules = number_of(rules)
         self._known: list[int] = []
         self.schemas: tuple[TableSchema, ...] = ()
 
@@ -184,7 +184,7 @@ class Agreement:
                 int(error is None),
                 step,
                 self._rules,
-                _number(own),
+                number_of(own),
                 changed.since_base,
                 changed.pending,
                 int(has_annotations),
