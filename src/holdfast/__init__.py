@@ -44,6 +44,7 @@ if _TYPE_CHECKING:
     from holdfast.integrations.attach import Attachment, attach
     from holdfast.interchange.importer import Imported, import_checkpoint
     from holdfast.loading.granted_loader import GrantedLoader
+    from holdfast.loading.stateful import Stateful
     from holdfast.model.placement import Placement
     from holdfast.model.shard import Shard
     from holdfast.storage.base import Storage
@@ -80,6 +81,7 @@ __all__ = [
     "SaveStats",
     "Settings",
     "Shard",
+    "Stateful",
     "Storage",
     "Strategy",
     "UnavailableError",
@@ -118,6 +120,7 @@ _HOMES = {
     "integrations.attach": ("Attachment", "attach"),
     "interchange.importer": ("Imported", "import_checkpoint"),
     "loading.granted_loader": ("GrantedLoader",),
+    "loading.stateful": ("Stateful",),
     "model.shard": ("Shard",),
     "model.placement": ("Placement",),
     "storage.base": ("Storage",),

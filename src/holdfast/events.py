@@ -181,7 +181,7 @@ class Recovered(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointsDropped(Event):
-    """Retention, or a rewind to an older step, let checkpoints go."""
+    """Retention, a rewind to an older step, or a user let checkpoints go."""
 
     kind: ClassVar[str] = "checkpoints_dropped"
     steps: tuple[int, ...]

@@ -104,7 +104,7 @@ def live(world: World, tell: int, *, is_last: bool, death: Death | None) -> None
     storage = DyingStorage(open_storage(str(run)), death)
     settings = settings_of(has_grid=world.has_grid)
     ck = hf.Checkpointer(storage, model=model, optimizer=optimizers, every=1, threads=1, **settings)
-    durable = ck.steps[-1] if ck.steps else None
+    durable = ck.all_steps()[-1] if ck.all_steps() else None
     if durable is None:
         # Nothing was committed: this life is the first again.
         torch.manual_seed(3)
@@ -113,7 +113,7 @@ def live(world: World, tell: int, *, is_last: bool, death: Death | None) -> None
         torch.manual_seed(99)
     else:
         opened = hf.open(str(run))
-        assert opened.steps == ck.steps
+        assert opened.steps == ck.all_steps()
         for step in opened.steps:
             users = opened.read(step, "users.weight").weight.tobytes()
             assert digest_of_users(users) == known[step][1], f"step {step} is not what was saved"

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import holdfast as hf
-from holdfast.checkpoint.format.catalog import Recovery
+from holdfast.checkpoint.format.catalog import RestoreTiming
 from holdfast.checkpoint.grid.round_plan import plan_round
 from holdfast.storage.base import ObjectWriter, Storage, StoredObjects
 from tests.conftest import TinyModel, fingerprint, make_optimizers, train_steps
@@ -67,8 +67,8 @@ class Plot:
         calls: the last step is one, as if the last restore had been slow.
         """
         if self.base == "recovery-time":
-            measured = Recovery(1, 1e-9, 1, 1e9 if ck.current_step == self.last_step else 0.0)
-            ck._writer.note(lambda now: dataclasses.replace(now, recoveries=(measured,)))
+            measured = RestoreTiming(1, 1e-9, 1, 1e9 if ck.current_step == self.last_step else 0.0)
+            ck._writer.note(lambda now: dataclasses.replace(now, restore_timings=(measured,)))
         step = ck.save().result().step
         ck.wait()
         return step

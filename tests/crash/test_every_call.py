@@ -225,7 +225,7 @@ class Survivor:
                 for step in range(start, stop):
                     train(model, range(step, step + 1), ck.step)
                     self._attempt(lambda: self._plot.save(ck))  # noqa: B023 - called at once
-                if stop not in ck.steps:
+                if stop not in ck.all_steps():
                     self._attempt(lambda: self._plot.save(ck))  # noqa: B023
             assert fingerprint(*model) == oracle(self._plot)[stop]
 
@@ -301,8 +301,8 @@ def test_commit_of_unknown_outcome_never_mixes_two_histories(
             with contextlib.suppress(hf.InvalidRequestError):  # it is saved already, after all
                 ck.save().result()
         elif then == "restore":
-            restored = ck.restore(ck.steps[-1])
-            if restored != ck.steps[-1]:  # only now is it known that step 3 was committed
+            restored = ck.restore(ck.all_steps()[-1])
+            if restored != ck.all_steps()[-1]:  # only now is it known that step 3 was committed
                 ck.restore(restored, discard_later=True)
         elif then == "rewind":
             ck.restore(1, discard_later=True)
@@ -315,10 +315,10 @@ def test_commit_of_unknown_outcome_never_mixes_two_histories(
             train(model, range(step + 50, step + 52), ck.step)
             ck.save().result()
             seen[step + 2] = fingerprint(*model)
-        for step in sorted(set(ck.steps) & set(seen), reverse=True):
+        for step in sorted(set(ck.all_steps()) & set(seen), reverse=True):
             ck.restore(step)
             assert fingerprint(*model) == seen[step], step
-        assert ck.steps[-1] == start + 4
+        assert ck.all_steps()[-1] == start + 4
 
 
 def test_failed_save_is_reported_at_the_next_step_which_still_counts(tmp_path: Path) -> None:

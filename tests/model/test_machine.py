@@ -254,7 +254,7 @@ class RunMachine(RuleBasedStateMachine):
         self.ck.save().result()
         self.pin_times()
         self.committed(self.ck.current_step, self.state_now())
-        assert self.ck.steps[-1] == self.at
+        assert self.ck.all_steps()[-1] == self.at
 
     @rule(seed=st.integers(0, 10**6), rows=st.integers(1, 12), times=st.integers(2, 6))
     def train_and_save_again_and_again(self, seed: int, rows: int, times: int) -> None:
@@ -326,10 +326,10 @@ class RunMachine(RuleBasedStateMachine):
         self.open_process()
         if self.saved:
             self.at = self.ck.current_step
-            assert self.at == self.ck.steps[-1] == max(self.saved)
+            assert self.at == self.ck.all_steps()[-1] == max(self.saved)
             self.assert_model_is(self.at)
 
-    @precondition(lambda self: self.ck is not None and len(self.ck.steps) > 0)
+    @precondition(lambda self: self.ck is not None and len(self.ck.all_steps()) > 0)
     @rule(pick=st.integers(0, 50))
     def go_back(self, pick: int) -> None:
         steps = hf.open(self.folder).steps
@@ -368,7 +368,7 @@ class RunMachine(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 50), rows=st.lists(st.integers(0, 10), max_size=5))
     def read_some_rows(self, pick: int, rows: list[int]) -> None:
-        if not self.ck.steps:
+        if not self.ck.all_steps():
             return
         run = hf.open(self.folder)
         step = run.steps[pick % len(run.steps)]
@@ -395,7 +395,7 @@ class RunMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_below_a_rollup_lives_on_and_none_is_cut_up(self) -> None:
-        if self.ck is None or not self.ck.steps:
+        if self.ck is None or not self.ck.all_steps():
             return
         self.ck.wait()
         catalog = hf.open(self.folder).catalog

@@ -51,7 +51,7 @@ def train(
             if step in saves:
                 kinds.append(ck.save().result(30).kind)
         ck.wait()
-        steps = ck.steps
+        steps = ck.all_steps()
     return {
         "start": start,
         "kinds": kinds,
@@ -308,7 +308,7 @@ def save_alone(rank: int, ranks: int, group: Any, *, url: str) -> tuple[int, ...
         ck.step()
         if rank == 0:  # the other has nothing to save, and is not waited for
             ck.save().result(60)
-        return ck.steps
+        return ck.all_steps()
 
 
 def preempt_by_notice(
@@ -327,7 +327,7 @@ def preempt_by_notice(
                 if rank == who and ck.current_step == asks_at:
                     ck.preempt(deadline_s=60)
             stopped.append(ck.current_step)
-        steps = ck.steps
+        steps = ck.all_steps()
     return {"stopped": stopped, "steps": steps, "held": training.held()}
 
 
@@ -345,7 +345,7 @@ def train_by_time(
             now[0] += 1.0 if rank == 0 else float(draw.uniform(-3, 9))
             ck.step()
         ck.wait()
-        return ck.steps
+        return ck.all_steps()
 
 
 def train_to_the_end(
@@ -366,3 +366,58 @@ def fit_attached(
 ) -> tuple[int, dict[str, np.ndarray]]:
     """A trainer with its own loop, followed by ``hf.attach``."""
     return attached.fit(group, rank, ranks, **arguments)
+
+
+def save_annotated(rank: int, ranks: int, group: Any, *, url: str, said_by: list[int]) -> str:
+    """Say something of a step that is saved, and of it again, on some ranks; what was refused."""
+    training = Training("row", rank, ranks)
+    said = {"metrics": {"auc": 0.5 + rank}} if rank in said_by else {}
+    bad = {"metrics": {"auc": "high"}} if rank == ranks - 1 else {}
+    with _checkpointer(url, training, group, save_last=False) as ck:
+        ck.resume()
+        training.train([1])
+        ck.step()
+        told = ""
+        for given in (said, {}, bad):
+            try:
+                ck.save(**given).result(30)
+            except hf.HoldfastError as error:
+                told += f"{error} "
+        if 0 in said_by:
+            assert ck.best_step("auc") == 1
+    return told
+
+
+def delete(rank: int, ranks: int, group: Any, *, url: str, callers: list[int]) -> tuple[int, ...]:
+    """Save three times and delete the second, called on some ranks; the steps that are left."""
+    training = Training("row", rank, ranks)
+    with _checkpointer(url, training, group) as ck:
+        for step in (1, 2, 3):
+            training.train([step])
+            ck.step()
+            ck.save().result(30)
+        if rank in callers:
+            ck.delete(2)
+        training.train([4])
+        ck.step()
+        ck.save().result(30)
+        steps = ck.all_steps()
+    return steps
+
+
+def load_part(
+    rank: int, ranks: int, group: Any, *, url: str, layout: str, by: list[int]
+) -> tuple[str, dict[str, Any], dict[str, Any], str]:
+    """Restore one table, asked for on some ranks; what was refused, what is held before and
+    after, and what the next save is."""
+    training = Training(layout, rank, ranks)
+    before = training.held()
+    told = kind = ""
+    with _checkpointer(url, training, group, save_last=False) as ck:
+        try:
+            ck.restore(2, only=["users.*"] if rank in by else None)
+            ck.step()
+            kind = ck.save().result(30).kind
+        except hf.InvalidRequestError as error:
+            told = str(error)
+    return told, before, training.held(), kind

@@ -178,3 +178,43 @@ def check_last(url: str, held: list[Any]) -> None:
         assert np.array_equal(run.read(1, name).weight, expected(1)[name]["weight"])
     named = {name for name, _ in run.catalog.objects}
     assert {item.name for item in open_storage(url).list("objects/")} == named
+
+
+@pytest.mark.parametrize("said_by", [[0], [0, 1, 2]])
+def test_what_rank_0_says_of_a_step_is_stored(
+    pool: Pool, tmp_path: Path, said_by: list[int]
+) -> None:
+    told = pool.run("save_annotated", 3, url=str(tmp_path), said_by=said_by)
+    # The last save of each case has nonsense on the last rank: all ranks hear of it, none waits.
+    assert "a metric is a name and a number" in told[2]
+    assert all("cannot take part" in one and "[2]" in one for one in told[:2])
+    assert hf.open(tmp_path).info(1).metrics == {"auc": 0.5}
+
+
+def test_what_only_other_ranks_say_is_refused_on_all(pool: Pool, tmp_path: Path) -> None:
+    told = pool.run("save_annotated", 3, url=str(tmp_path), said_by=[1])
+    assert all("on other ranks than rank 0" in one for one in told)
+    assert hf.open(tmp_path).info(1).metrics == {}
+
+
+@pytest.mark.parametrize("callers", [[0], [0, 1]])
+def test_rank_0_deletes_a_step_whoever_else_asks(
+    pool: Pool, tmp_path: Path, callers: list[int]
+) -> None:
+    assert pool.run("delete", 2, url=str(tmp_path), callers=callers) == [(1, 3, 4)] * 2
+    assert hf.verify(tmp_path).is_sound
+
+
+def test_ranks_load_a_part_of_a_checkpoint_of_others(pool: Pool, tmp_path: Path) -> None:
+    url = str(tmp_path)
+    pool.run("train", 3, url=url, layout="row", saves=[2])
+    for told in pool.run("load_part", 2, url=url, layout="row", by=[1]):
+        assert "ranks do not all restore the same" in told[0] and told[3] == ""
+    loaded = pool.run("load_part", 2, url=url, layout="row", by=[0, 1])
+    assert [(told, kind) for told, _, _, kind in loaded] == [("", "base")] * 2
+    before = assemble(one for _, one, _, _ in loaded)
+    after = assemble(one for _, _, one, _ in loaded)
+    for table, columns in expected(2).items():
+        wanted = columns if table.startswith("users") else before[table]
+        for name, values in wanted.items():
+            assert np.array_equal(after[table][name], values), (table, name)

@@ -4,27 +4,17 @@
     step = ck.resume()
     ...; ck.step()
 
-It joins the parts: the tracker sees changes, the plan decides, the snapshot copies (the only
-stall), a ``Save`` stores in the background, and its outcome is settled on the training thread.
-Where many ranks train, each has one, and they act as one.
+It makes the parts and joins them: saver.py takes checkpoints, restorer.py loads them, succession.py
+settles on the training thread what a save in the background came to. Where many ranks train, each
+has one, and they act as one (checkpoint/ranks/together.py).
 
-Invariants:
-- A background failure is raised at the next ``step``, ``save`` or ``close``.
-- Nothing is copied before it is decided, on all ranks alike, that this step is saved.
-- However a call ends, what it had claimed or stopped is given back, and goes on.
-
-Not here: what the model descends from (checkpoint/planning/lineage.py), what a save's end means
-(succession.py), what ranks do as one (checkpoint/ranks/together.py), what changed
-(checkpoint/changed.py), base or delta (checkpoint/planner.py).
+Invariant: a background failure is raised at the next ``step``, ``save`` or ``close``.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -33,37 +23,34 @@ import torch
 
 from holdfast import events
 from holdfast.checkpoint.changed import Changed
-from holdfast.checkpoint.format.catalog import Catalog, RestoreTiming
 from holdfast.checkpoint.grid.extractor import Extractor
 from holdfast.checkpoint.planner import Planner
+from holdfast.checkpoint.planning.best import Mode, rank_by_metric
 from holdfast.checkpoint.planning.lineage import Lineage
-from holdfast.checkpoint.planning.save_plan import SavePlan
 from holdfast.checkpoint.planning.schedule import Schedule
+from holdfast.checkpoint.planning.transfer import as_transfer
 from holdfast.checkpoint.preempting.preemption import Preemption
-from holdfast.checkpoint.ranks.agreement import ChangedBytes, rows_to_save
+from holdfast.checkpoint.ranks.agreement import rows_to_save
 from holdfast.checkpoint.ranks.ranks import find_ranks
 from holdfast.checkpoint.ranks.together import Together
+from holdfast.checkpoint.restorer import Restorer
 from holdfast.checkpoint.restoring import restore as restores
-from holdfast.checkpoint.restoring.load import load_checkpoint
 from holdfast.checkpoint.restoring.lost_samples import LostSamples
 from holdfast.checkpoint.restoring.partial import PartialRecovery
-from holdfast.checkpoint.save_observer import LearnFromSaves
+from holdfast.checkpoint.saver import Saver
 from holdfast.checkpoint.saving.pending import PendingSave
-from holdfast.checkpoint.saving.save import begin_save
-from holdfast.checkpoint.saving.snapshot import take_dense, take_rows
 from holdfast.checkpoint.saving.staging import default_bytes_max
 from holdfast.checkpoint.saving.workbench import Workbench
 from holdfast.checkpoint.settings import CANCEL, SettingsKeywords, make_settings, open_log
 from holdfast.checkpoint.store import catalogs
+from holdfast.checkpoint.store.delete import delete_checkpoints
 from holdfast.checkpoint.succession import Succession
-from holdfast.checkpoint.tracking.notices import tell_tracking
 from holdfast.checkpoint.warm import warm_kernels
 from holdfast.deprecation import warn_renamed
 from holdfast.errors import HoldfastError, InvalidRequestError
-from holdfast.loading.generators import as_kept
-from holdfast.loading.rate_schedulers import has_lost_scheduler, tell_lost_scheduler
+from holdfast.loading.generators import Generator, as_kept
 from holdfast.loading.reader_slot import ReaderSlot
-from holdfast.loading.stateful import READER, check_stateful
+from holdfast.loading.stateful import Stateful, check_stateful
 from holdfast.model.model_state import ModelState
 from holdfast.model.shard import Shard
 from holdfast.storage import as_storage
@@ -80,17 +67,17 @@ class Checkpointer:
         model: torch.nn.Module,
         optimizer: Any = None,
         reader: Any = None,
-        extras: Mapping[str, Any] | None = None,
+        extras: Mapping[str, Stateful | Generator] | None = None,
         shards: Mapping[str, Shard] | None = None,
         pieces: Mapping[str, Shard] | None = None,
         **settings: Unpack[SettingsKeywords],
     ) -> None:
         """Watch a model; nothing is written before the first save.
 
-        ``extras`` are other things with ``state_dict`` and ``load_state_dict`` that go along (a
-        scheduler, a scaler, metrics), and random generators. ``shards`` says by the names of
-        parameters which of them are parts of larger tables. ``settings`` are the fields of
-        ``Settings``. Where several ranks train (torch.distributed), all make theirs together.
+        ``extras`` go along with the model: a scheduler, a scaler, anything ``Stateful``, and random
+        generators. ``shards`` says by the names of parameters which of them are parts of larger
+        tables. ``settings`` are the fields of ``Settings``. Where several ranks train
+        (torch.distributed), all make theirs together.
         ``pieces`` is the deprecated name of ``shards``.
         """
         if pieces is not None:
@@ -98,7 +85,7 @@ class Checkpointer:
             shards = pieces
         self.settings = make_settings(settings)
         self._strategy = self.settings.make_strategy()
-        self._placement = self.settings.placement
+        placement = self.settings.placement
         ranks = find_ranks(self.settings.ranks, timeout_s=self.settings.ranks_timeout_s)
         if ranks is not None:
             self.settings.check_ranks(ranks.size)
@@ -134,10 +121,7 @@ class Checkpointer:
                 )
                 for table in self._state.tables
             },
-            placement=self._placement,
-        )
-        self._observer = LearnFromSaves(
-            self._together.run_writer, self._planner, self._changed, self._extractor
+            placement=placement,
         )
         hot = self._strategy.priority
         self._schedule = Schedule(
@@ -153,7 +137,7 @@ class Checkpointer:
             threads=self.settings.threads or restores.default_threads(),
         )
         self._is_closed = False
-        self._has_told_scheduler = False
+        self._restore_stats: restores.RestoreStats | None = None
         self._lost = LostSamples(
             self.settings.make_meter(), saves_a_round=1 if hot is None else hot.saves_a_round
         )
@@ -161,8 +145,37 @@ class Checkpointer:
         self._saves = Succession(
             self._lineage, self._writer, changed=self._changed, lost=self._lost
         )
+        self._saver = Saver(
+            state=self._state,
+            extras=self._extras,
+            reader=self._reader,
+            planner=self._planner,
+            changed=self._changed,
+            lineage=self._lineage,
+            lost=self._lost,
+            saves=self._saves,
+            together=self._together,
+            extractor=self._extractor,
+            bench=self._bench,
+            log=self._log,
+            may_cancel=self.settings.on_busy == CANCEL,
+        )
+        self._restorer = Restorer(
+            storage=self._storage,
+            state=self._state,
+            extras=self._extras,
+            reader=self._reader,
+            changed=self._changed,
+            lineage=self._lineage,
+            lost=self._lost,
+            saves=self._saves,
+            together=self._together,
+            extractor=self._extractor,
+            schedule=self._schedule,
+            log=self._log,
+        )
         self._partial = PartialRecovery(
-            self._placement, self._state, self._writer, lineage=self._lineage, lost=self._lost
+            placement, self._state, self._writer, lineage=self._lineage, lost=self._lost
         )
         seconds = warm_kernels(
             codecs,
@@ -195,14 +208,22 @@ class Checkpointer:
     # What a training loop calls.
 
     @property
-    def steps(self) -> tuple[int, ...]:
-        """The steps that can be restored, ascending."""
+    def current_step(self) -> int:
+        """How many steps training has taken in this run."""
+        return self._lineage.step
+
+    def all_steps(self) -> tuple[int, ...]:
+        """The steps that are saved and can be restored, ascending."""
         return self._writer.catalog.steps
 
-    @property
-    def current_step(self) -> int:
-        """How many steps this run has taken."""
-        return self._lineage.step
+    def latest_step(self) -> int | None:
+        """The last step that is saved; None for a new run."""
+        return max(self.all_steps(), default=None)
+
+    def best_step(self, metric: str, *, mode: Mode = "max") -> int | None:
+        """The saved step with the best metric, by ``save(metrics=)``; None where no step has it."""
+        ranked = rank_by_metric(self._writer.catalog.checkpoints, metric, mode)
+        return ranked[0].step if ranked else None
 
     @property
     def world_size(self) -> int:
@@ -217,90 +238,52 @@ class Checkpointer:
             CorruptDataError: the checkpoint is damaged; ``restore`` an older step instead.
             InvalidRequestError: it is of another model.
         """
-        step = self._load(None, discard_later=False)
-        if step is None:
+        self._check_open()
+        restored = self._restorer.load(None)
+        if restored is None:
             return 0
-        writer = self._together.run_writer
-        self._all_together(
-            lambda: None if writer is None else writer.update(lambda catalog: catalog),
-            doing="take over the run",
-        )
-        self._extractor.wake()
-        return step
+        self._restore_stats = restored.stats
+        self._restorer.take_over()
+        return restored.step
 
-    def restore(self, step: int, *, discard_later: bool = False) -> int:
+    def restore(
+        self,
+        step: int,
+        *,
+        discard_later: bool = False,
+        strict: bool = True,
+        only: Sequence[str] | None = None,
+        skip: Sequence[str] = (),
+        rename: Mapping[str, str] | None = None,
+    ) -> int:
         """Load the checkpoint of a step into the model, the optimizer and the reader.
 
         To train on from an older step, pass ``discard_later``: the next save then drops the
         checkpoints after ``step``.
 
+        Into a model that changed: with ``strict=False`` names that the model or the checkpoint
+        lacks are left as they are, and reported by ``restore_stats``. ``rename`` leads from stored
+        names to the model's. ``skip`` and ``only`` are patterns of names (``"users.*"``); with
+        ``only`` the reader, extras, rates and random state stay as they are. Optimizer state goes
+        with its parameter. The next save is a base.
+
         Raises:
             NotFoundError: lists the steps that exist.
+            InvalidRequestError: a table or another tensor has another shape in the checkpoint.
             CorruptDataError: names what is damaged; the model is then unusable until another
                 restore succeeds, and is not saved.
         """
-        loaded = self._load(step, discard_later=discard_later)
-        assert loaded is not None
-        return loaded
-
-    def _load(self, step: int | None, *, discard_later: bool) -> int | None:
-        """Load a step, or the last one; None where there is none."""
         self._check_open()
-        self._saves.finish()
-        with self._extractor.stopped():
-            catalog = self._together.same_catalog(self._saves.settle_commit)
-            wanted = max(catalog.steps, default=None) if step is None else step
-            if wanted is None:
-                return None
-            # Until all ranks are done nobody deletes what others read.
-            self._all_together(
-                lambda: self._restore(catalog, wanted, discard_later=discard_later),
-                doing="restore the checkpoint",
-            )
-        return wanted
+        transfer = as_transfer(strict=strict, only=only, skip=skip, rename=rename)
+        restored = self._restorer.load(step, discard_later=discard_later, transfer=transfer)
+        assert restored is not None
+        self._restore_stats = restored.stats
+        return restored.step
 
-    def _all_together(self, act: Callable[[], object], *, doing: str) -> None:
-        """Do something on every rank; raises on all where one fails."""
-        error = self._together.attempt(act)
-        with self._lineage.torn():  # until all are known to have succeeded
-            self._together.check_all(error, doing)
-
-    def _restore(self, catalog: Catalog, step: int, *, discard_later: bool) -> None:
-        entry = catalog.checkpoint(step)
-        schemas = catalog.schema_of(entry)
-        self._state.follow_model()
-        self._state.check_schemas(schemas, is_part=self._together.is_many, may_be_dense=True)
-        self._lineage.is_torn = True
-        self._saves.forget_last()
-        started = time.perf_counter()
-        loaded = load_checkpoint(
-            self._storage,
-            catalog,
-            entry,
-            self._state,
-            self._carried(),
-            wants_changed=self._changed.wants_restored,
-            rank=self._together.rank,
-            ranks=self._together.size,
-            late_reader=self._reader,
-        )
-        self._reader.loaded(step)
-        self._lost.load(loaded.pls)
-        self._lineage.restored(step, discards_later=discard_later)
-        self._changed.restored(loaded.changed)
-        stats = loaded.stats
-        timing = RestoreTiming(stats.base_bytes, stats.base_s, stats.delta_bytes, stats.delta_s)
-        self._writer.note(lambda catalog: catalog.with_restore(timing))
-        self._log.emit(
-            events.Restored(
-                step=step,
-                rows=stats.rows,
-                bytes=stats.bytes + loaded.dense_bytes,
-                seconds=time.perf_counter() - started,
-                restores=catalog.restores + 1,
-            )
-        )
-        self._schedule.start(step)
+    @property
+    def restore_stats(self) -> restores.RestoreStats | None:
+        """What the last restore or resume took, and names without a counterpart."""
+        return self._restore_stats
 
     def recover(self, servers: Iterable[int]) -> restores.RestoreStats:
         """Bring back the rows of servers that failed, each as it was saved last; all else goes on.
@@ -348,9 +331,16 @@ class Checkpointer:
         """The epoch that is trained, from 0, of ``reader`` or ``epochs``."""
         return self._reader.epoch
 
-    def step(self) -> PendingSave | None:
+    def step(
+        self,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> PendingSave | None:
         """Count one training step; save when one is due, or when the process is to end. Call it
         after ``optimizer.step()``.
+
+        ``metrics`` and ``metadata`` are of this step: stored with it (``save``) if it is saved.
 
         Raises:
             HoldfastError: a background save failed since the last call.
@@ -358,12 +348,13 @@ class Checkpointer:
         """
         self._check_open()
         self._lineage.step += 1
+        self._saver.annotate_step(metrics, metadata)
         self._lost.trained()
         self._reader.trained()
         is_due = self._schedule.is_due(self._lineage.step)
         try:
             if self._preemption.is_due(self._lineage.step):
-                return self._preemption.answer(self._save_after_running)
+                return self._preemption.answer(self._saver.save_after_running)
             # Of many ranks one that saves now tells its failure there, where the others hear of it.
             if not is_due or not self._together.is_many:
                 self._saves.report()
@@ -372,84 +363,41 @@ class Checkpointer:
             if is_due:
                 self._schedule.saved(self._lineage.step)
 
-    def save(self) -> PendingSave:
+    def save(
+        self,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> PendingSave:
         """Take a checkpoint now; returns when the snapshot is in memory.
 
-        A step that is saved already is not saved again: its save is returned.
+        ``metrics`` (names and numbers) and ``metadata`` (a small dict of JSON values) are stored in
+        the catalog: ``best_step``, ``hf.Keep(best=)``, ``Run.info`` and ``inspect`` read them. Of
+        many ranks those of rank 0 are stored.
+
+        A step that is saved already is not saved again: its save is returned, once metrics and
+        metadata, if there are any, are added to its checkpoint.
 
         Raises:
             HoldfastError: an earlier save failed, or this one cannot start.
         """
         self._check_open()
-        self._lineage.check_whole()
-        started = time.perf_counter()
-        again = self._saves.of_this_step()
-        # Of many ranks none can know how far the others are: they agree first.
-        if again is not None and not again.has_error and not self._together.is_many:
-            return again.handle
-        failure: Exception | None = None
-        try:
-            self._saves.finish(cancel=self.settings.on_busy == CANCEL and again is None)
-        except HoldfastError as error:
-            failure = self._together.hold_back(error)
-        plan = self._plan_save(failure)
-        if plan.is_saved:
-            assert again is not None
-            again.confirm()
-            return again.handle
-        self._log.emit(
-            events.SaveStarted(step=plan.step, checkpoint=plan.kind, reason=plan.choice.reason)
-        )
-        return self._carry_out(plan, started)
+        return self._saver.save(metrics=metrics, metadata=metadata)
 
-    def _carry_out(self, plan: SavePlan, started: float) -> PendingSave:
-        """Copy the rows of a plan, and leave the rest to a thread."""
-        committer = self._together.make_committer(plan)
-        try:
-            stored = {schema.name: schema for schema in plan.schemas}
-            schemas = [stored[table.name] for table in self._state.tables]
-            selections = self._changed.select(plan.choice)
-            with self._extractor.paused():
-                save = self._saves.begin(
-                    begin_save(
-                        plan,
-                        list(zip(schemas, selections, strict=True)),
-                        writer=self._writer,
-                        committer=committer,
-                        bench=self._bench,
-                        observer=self._observer,
-                    )
-                )
-                dense = take_dense(
-                    self._state,
-                    self._carried(),
-                    bench=self._bench,
-                    pls=self._lost.state_when_saved(),
-                    is_follower=not self._together.commits,
-                )
-                rows = save.copies.parts
-                take_rows(self._state.tables, schemas, selections, bench=self._bench, out=rows)
-                stall_s = time.perf_counter() - started
-                save.complete(dense, stall_s=stall_s)
-        except BaseException as error:
-            # Also an interrupt: what was claimed is given back, and nothing is left waiting.
-            if self._saves.running is None:
-                committer.give_up(error)
-            self._saves.abandon(error)
-            raise
-        self._log.emit(
-            events.SaveStaged(
-                step=plan.step, rows=save.copies.rows, bytes=save.copies.bytes, stall_s=stall_s
-            )
-        )
-        return save.handle
+    def delete(self, *steps: int) -> None:
+        """Delete checkpoints; rows that other checkpoints read stay, so all of these restore as
+        before. Waits for the running save. Of many ranks rank 0 deletes, and it must be asked.
 
-    def _save_after_running(self) -> PendingSave:
-        """Save when the process is to end: one that runs is waited for, and made up for if it
-        failed (an event says so)."""
-        with contextlib.suppress(HoldfastError):
-            self._saves.finish()
-        return self.save()
+        Raises:
+            NotFoundError: no such step; lists those that exist.
+            InvalidRequestError: the model was saved as this step last, or none would be left.
+        """
+        self._check_open()
+        self._saves.finish()
+        with self._extractor.stopped():
+            if self._together.run_writer is not None:
+                self._saves.settle_commit()
+                delete_checkpoints(self._together.run_writer, steps, descends_from=self._lineage.at)
 
     def preempt(self, deadline_s: float | None = None) -> None:
         """The process will end soon: have the running step saved at once, on all ranks.
@@ -506,7 +454,7 @@ class Checkpointer:
             self._together.leave(is_orderly=is_orderly)
             self._bench.close()
             # Its workers should not live as long as a forgotten checkpointer.
-            self._extras = {}
+            self._extras.clear()
             self._reader.close()
             self._schedule.close()
             self._preemption.close()  # last: it may end the process
@@ -537,46 +485,13 @@ class Checkpointer:
         if is_wanted and self._lineage.step > 0 and not self._saves.is_as_restored:
             self.save()
 
-    # How it decides.
+    # Names of 0.4.
 
-    def _plan_save(self, failure: Exception | None = None) -> SavePlan:
-        """What is saved now; on many ranks the same everywhere.
-
-        A rank with a ``failure`` takes no part, and then none does.
-        """
-        error = failure
-        try:
-            self._saves.settle_commit()
-            self._state.follow_model()
-            tell_tracking(self._changed.catch_up(), self._log)
-            self._tell_lost_scheduler()
-        except HoldfastError as caught:
-            error = error or self._together.hold_back(caught)
-        plan = self._together.agree(
-            self._lineage.step,
-            self._state,
-            changed=ChangedBytes(
-                self._changed.since_base_bytes() or 0, self._changed.pending_bytes()
-            ),
-            error=error,
-            rules=self._planner.rules,
-            plan=functools.partial(
-                self._planner.plan, lineage=self._lineage, is_saved=self._saves.is_saved
-            ),
-        )
-        self._lineage.at = plan.at  # another where the answer to rank 0's commit was lost
-        return plan
-
-    def _tell_lost_scheduler(self) -> None:
-        """Once, and early: a run that was resumed cannot find its rates again."""
-        optimizers = self._state.optimizers.values()
-        if not self._has_told_scheduler and has_lost_scheduler(optimizers, self._extras):
-            self._has_told_scheduler = True
-            tell_lost_scheduler(self._log)
-
-    def _carried(self) -> dict[str, Any]:
-        """What goes along with the model: extras, and the reader once there is one."""
-        return {**self._extras, **({READER: self._reader} if self._reader.is_used else {})}
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Deprecated: ``all_steps()``."""
+        warn_renamed("Checkpointer.steps", "all_steps()")
+        return self.all_steps()
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -18,6 +18,7 @@ import secrets
 from collections.abc import Sequence
 
 from holdfast import events
+from holdfast.checkpoint.format.annotations import Annotations
 from holdfast.checkpoint.format.catalog import Catalog
 from holdfast.checkpoint.planning.bases import (
     BaseChoice,
@@ -75,6 +76,7 @@ class Planner:
         *,
         lineage: Lineage,
         is_saved: bool,
+        annotations: Annotations,
     ) -> SavePlan:
         """What is saved now, and of which tables; ``changed`` is of all ranks, ``is_saved`` whether
         this very step is committed already.
@@ -90,9 +92,7 @@ class Planner:
             schemas = known if set(known) == set(schemas) else schemas
         return SavePlan(
             step=lineage.step,
-            choice=self._choose(
-                history, schemas, changed=changed, is_rewinding=lineage.discards_later
-            ),
+            choice=self._choose(history, schemas, changed=changed, lineage=lineage),
             last_base=history.last.base if history.last is not None else lineage.step,
             codecs=self._choose_codecs(history.restores, schemas),
             schemas=schemas,
@@ -102,6 +102,7 @@ class Planner:
             number=writer.next_number,
             token=secrets.token_hex(4),
             is_saved=is_saved,
+            annotations=annotations,
         )
 
     def _choose_codecs(self, restores: int, schemas: Sequence[TableSchema]) -> CodecPlan:
@@ -124,7 +125,7 @@ class Planner:
         schemas: tuple[TableSchema, ...],
         *,
         changed: ChangedBytes,
-        is_rewinding: bool,
+        lineage: Lineage,
     ) -> BaseChoice:
         last = history.last
         if last is None:
@@ -135,11 +136,13 @@ class Planner:
         placement = self._settings.placement
         if placement != (None if history.sharding is None else history.sharding.placement):
             must_be_base = "the rows are divided among other servers"
+        if lineage.is_other_model:
+            must_be_base = "only a part of the model was restored"
         return plan_checkpoint(
             self._strategy.base,
             history.delta_sizes(),
             must_be_base=must_be_base,
-            measured=self._measure(history, is_rewinding=is_rewinding),
+            measured=self._measure(history, is_rewinding=lineage.discards_later),
             gathered=self._gather(history, schemas, changed.since_base),
             changed_share=changed.pending / max(1, sum(t.rows * t.row_bytes for t in schemas)),
         )

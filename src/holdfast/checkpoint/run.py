@@ -1,4 +1,5 @@
 """A run as a reader sees it: its checkpoints, their rows, what changed; no model needed.
+Deleting checkpoints is all that can be changed here.
 
 Invariant: a ``Run`` shows one catalog; ``reload`` moves it to the newest, and so does a read that
 finds objects swapped away.
@@ -10,16 +11,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 
 from holdfast.checkpoint.format.catalog import Catalog, SegmentEntry
+from holdfast.checkpoint.planning.best import Mode, rank_by_metric
 from holdfast.checkpoint.restoring import fetch, restore
 from holdfast.checkpoint.restoring.destination import Held, Targets, join_columns, plan_destinations
 from holdfast.checkpoint.restoring.read_rows import read_rows
 from holdfast.checkpoint.store import catalogs
+from holdfast.checkpoint.store.delete import delete_from_run
 from holdfast.errors import CorruptDataError, InvalidRequestError, NotFoundError
 from holdfast.kernels.rows import bitmap
 from holdfast.model.dtypes import for_users
@@ -49,6 +52,10 @@ class CheckpointInfo:
     stall_s: float
     reason: str
     tables: tuple[TableSchema, ...]
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What ``save(metrics=)`` said of it."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """What ``save(metadata=)`` said of it, as JSON has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +79,7 @@ class _StoredAs:
 
 
 class Run:
-    """The checkpoints at one url, read-only."""
+    """The checkpoints at one url."""
 
     def __init__(self, storage: Storage, catalog: Catalog, *, is_pinned: bool = False) -> None:
         """``is_pinned``: the run stays at this catalog, also when a writer has deleted from it."""
@@ -124,7 +131,44 @@ class Run:
             stall_s=entry.stall_s,
             reason=entry.reason,
             tables=self._stored_as(step).tables,
+            metrics=dict(entry.annotations.metrics),
+            metadata=entry.annotations.metadata_dict(),
         )
+
+    @property
+    def checkpoints(self) -> tuple[CheckpointInfo, ...]:
+        """What is known of every checkpoint, by ascending step."""
+        return tuple(self.info(step) for step in self.steps)
+
+    def latest_step(self) -> int | None:
+        """The last step that is saved; None where none is."""
+        return max(self.steps, default=None)
+
+    def best(self, metric: str, *, mode: Mode = "max") -> CheckpointInfo:
+        """The checkpoint with the best metric; of equal ones the newer.
+
+        Raises:
+            NotFoundError: no checkpoint has it; lists the metrics there are.
+        """
+        ranked = rank_by_metric(self.catalog.checkpoints, metric, mode)
+        if not ranked:
+            known = {name for e in self.catalog.checkpoints for name, _ in e.annotations.metrics}
+            raise NotFoundError("no checkpoint has this metric", metric=metric,
+                                metrics=sorted(known))  # fmt: skip
+        return self.info(ranked[0].step)
+
+    def delete(self, *steps: int) -> None:
+        """Delete checkpoints; what others read of them stays. No training may be running here: the
+        run is taken over, and the next save of another process fails.
+
+        Raises:
+            NotFoundError: no such step; lists those that exist.
+            InvalidRequestError: no step would be left; or the run was opened at an older catalog.
+        """
+        if self._is_pinned:
+            raise InvalidRequestError("an older catalog cannot be changed", url=self.url,
+                                      todo="open the run without catalog=")  # fmt: skip
+        self.catalog = delete_from_run(self.storage, steps)
 
     def tables(self, step: int) -> tuple[TableSchema, ...]:
         """The tables as they were at a step; one that is stored in cuts is shown whole."""

@@ -21,6 +21,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import holdfast
+from holdfast.cli.changing.delete import delete
 from holdfast.cli.commands.calibrate import calibrate
 from holdfast.cli.commands.compare import compare
 from holdfast.cli.commands.demo import demo
@@ -46,7 +47,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    demo, train, compare, inspect, diff, verify, restore, plan, emulate, calibrate
+    demo, train, compare, inspect, diff, verify, restore, delete, plan, emulate, calibrate
 ):  # fmt: skip
     app.command()(command)
 app.command("import")(import_)

@@ -101,7 +101,7 @@ def run_job(job: Job, *, is_json: bool) -> int:
                 should_stop=lambda: stop.signal is not None,
             )
             ck.wait()
-            if step > start and step not in ck.steps:
+            if step > start and step not in ck.all_steps():
                 ck.save().result()
             if stop.signal is None:
                 auc = evaluate(training.model, training.heldout())

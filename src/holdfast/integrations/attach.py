@@ -42,6 +42,7 @@ import torch
 from holdfast import events
 from holdfast.checkpoint.checkpointer import Checkpointer
 from holdfast.checkpoint.settings import SettingsKeywords
+from holdfast.deprecation import warn_renamed
 from holdfast.errors import HoldfastWarning, InvalidRequestError
 from holdfast.integrations.kept_state import LoopState, keep
 from holdfast.integrations.training_loader import (
@@ -50,7 +51,9 @@ from holdfast.integrations.training_loader import (
     has_given_all,
     kind_of,
 )
+from holdfast.loading.generators import Generator
 from holdfast.loading.resumable_reader import ResumableReader
+from holdfast.loading.stateful import Stateful
 from holdfast.model.model_state import as_optimizers
 from holdfast.storage.base import Storage
 
@@ -76,7 +79,7 @@ def attach(
     model: torch.nn.Module,
     loader: Any = None,
     trainer: Any = None,
-    extras: Mapping[str, Any] | None = None,
+    extras: Mapping[str, Stateful | Generator] | None = None,
     batches_per_step: int | None = None,
     **settings: Unpack[SettingsKeywords],
 ) -> Attachment:
@@ -120,7 +123,7 @@ class Attachment:
         loader: Any,
         batches_per_step: int | None,
         trainer: Any,
-        extras: Mapping[str, Any] | None,
+        extras: Mapping[str, Stateful | Generator] | None,
     ) -> None:
         """Made by ``hf.attach``."""
         self._model = model
@@ -197,10 +200,15 @@ class Attachment:
         """How many steps this run has taken, with one that is not counted yet."""
         return self.checkpointer.current_step + self._since.is_pending
 
+    def all_steps(self) -> tuple[int, ...]:
+        """The steps that are saved and can be restored, ascending."""
+        return self.checkpointer.all_steps()
+
     @property
     def steps(self) -> tuple[int, ...]:
-        """The steps that can be restored, ascending."""
-        return self.checkpointer.steps
+        """Deprecated: ``all_steps()``."""
+        warn_renamed("Attachment.steps", "all_steps()")
+        return self.all_steps()
 
     def start_epoch(self) -> int:
         """The epoch to start at, for trainers that can start later or be given fewer epochs.

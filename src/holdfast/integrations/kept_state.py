@@ -17,8 +17,8 @@ import torch
 from holdfast.errors import InvalidRequestError
 from holdfast.integrations.trainer_values import TrainerValues
 from holdfast.integrations.training_loader import LoaderKind, kind_of
-from holdfast.loading.generators import as_kept
-from holdfast.loading.stateful import like_held
+from holdfast.loading.generators import Generator, as_kept
+from holdfast.loading.stateful import Stateful, like_held
 
 _TRAINER, _LOOP = "trainer", "loop"  # extras of our own
 
@@ -79,7 +79,9 @@ class LoopState:
         self.expected = (batch_size, batches)
 
 
-def keep(loop: LoopState, trainer: Any, extras: Mapping[str, Any] | None) -> dict[str, Kept]:
+def keep(
+    loop: LoopState, trainer: Any, extras: Mapping[str, Stateful | Generator] | None
+) -> dict[str, Kept]:
     """Everything that goes along, by name.
 
     Raises:

@@ -29,8 +29,8 @@ from holdfast.checkpoint import run as runs
 from holdfast.checkpoint.checkpointer import Checkpointer
 from holdfast.checkpoint.settings import SettingsKeywords
 from holdfast.errors import HoldfastError, InvalidRequestError, NotFoundError
-from holdfast.loading.generators import load_rng_state, rng_state
-from holdfast.loading.stateful import like_held
+from holdfast.loading.generators import Generator, load_rng_state, rng_state
+from holdfast.loading.stateful import Stateful, like_held
 
 _FINISHED = "_iterator_finished"  # as torchdata's loaders call it
 
@@ -42,7 +42,7 @@ class HoldfastCallback(Callback):
         self,
         url: str | os.PathLike[str],
         *,
-        extras: Mapping[str, Any] | None = None,
+        extras: Mapping[str, Stateful | Generator] | None = None,
         **settings: Unpack[SettingsKeywords],
     ) -> None:
         """``extras`` and ``settings``: as a Checkpointer's."""
@@ -89,7 +89,7 @@ class HoldfastCallback(Callback):
         self._rng, self._loaders = None, []
         self.checkpointer._reader.place_elsewhere()  # Lightning does, by its own states
         self.checkpointer._preemption.unlisten()  # until Lightning has installed its own handler
-        if self.checkpointer.steps:
+        if self.checkpointer.latest_step() is not None:
             self.checkpointer.resume()
             self._rng = rng_state()
             loop = trainer.fit_loop
@@ -144,7 +144,7 @@ class HoldfastCallback(Callback):
         if ck is None:
             return
         ck.wait()
-        if self._save_last and ck.current_step and ck.current_step not in ck.steps:
+        if self._save_last and ck.current_step and ck.current_step not in ck.all_steps():
             ck.save()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -28,7 +28,6 @@ import numpy as np
 import torch
 
 from holdfast.boundary.dense import part_of
-from holdfast.checkpoint.counting import counted
 from holdfast.checkpoint.restoring.restore import check_complete
 from holdfast.checkpoint.run import Run
 from holdfast.errors import CorruptDataError, InvalidRequestError, NotFoundError
@@ -36,6 +35,7 @@ from holdfast.interchange.wholeness import whole_file
 from holdfast.model.dtypes import array_dtype
 from holdfast.model.schema import DTYPE_BYTES, TableSchema
 from holdfast.model.tensors import TORCH_DTYPES
+from holdfast.storage.counting import CountingStorage
 
 # safetensors' words for the types a dense state may hold
 _DTYPES = {
@@ -99,7 +99,8 @@ def export(
         CorruptDataError: the checkpoint is damaged; nothing is written.
         OSError: the file cannot be written.
     """
-    run, counter = counted(run)
+    counter = CountingStorage(run.storage)
+    run = Run(counter, run.catalog)
     chosen = _choose_tables(run.tables(step), wanted.tables)
     check_complete(run.catalog, step)  # before a lying row count costs room
     bounds = {schema.name: row_bounds(wanted.rows, schema) for schema in chosen}
@@ -139,7 +140,8 @@ def export(
             file.flush()
             os.fsync(file.fileno())
     stored = {part.name for table in bounds for part in run.stored(step, table)}
-    alive = [s for s in run.catalog.alive(step) if s.table in stored]
+    alive = [s.extent for s in run.catalog.alive(step) if s.table in stored]
+    read = [(extent.object, extent.offset, extent.bytes) for extent in alive]
     return Exported(
         out,
         step,
@@ -147,7 +149,7 @@ def export(
         sum(_count(spans) for spans in bounds.values()),
         total,
         read_bytes=counter.read_bytes,
-        read_segments=counter.touched(alive, dict(run.catalog.objects)),
+        read_segments=counter.touched(read, dict(run.catalog.objects)),
         segments=len(alive),
     )
 

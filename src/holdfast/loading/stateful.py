@@ -16,6 +16,20 @@ from holdfast.errors import InvalidRequestError
 
 
 @runtime_checkable
+class Stateful(Protocol):
+    """Anything with state that a checkpoint carries along: a scheduler, a scaler, metrics of your
+    own. Its state is a dict of tensors, arrays, numbers, texts and containers of those."""
+
+    def state_dict(self) -> Any:
+        """The state as of now; it is copied before ``save`` returns."""
+        ...
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Take over what ``state_dict`` gave; called before training goes on."""
+        ...
+
+
+@runtime_checkable
 class Reader(Protocol):
     """What a checkpoint needs of a reader: where it is, as JSON values, and to go there."""
 
@@ -32,6 +46,11 @@ class GrantedReader(Reader, Protocol):
 
 
 READER = "reader"  # what the reader is called among the things that go along
+
+
+def carried(extras: Mapping[str, Any], reader: Any) -> dict[str, Any]:
+    """What goes along with a model: extras, and the held reader once there is one."""
+    return {**extras, **({READER: reader} if reader.is_used else {})}
 
 
 def is_stateful(item: Any) -> bool:

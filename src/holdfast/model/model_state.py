@@ -220,7 +220,7 @@ class ModelState:
         self._shards = dict(shards or {})
         self._is_replicated = is_replicated
         self._claimed = claim_tables(model, list(self.optimizers.values()))
-        self._load_network = self._claimed.load_network or _load_network
+        self.load_network = self._claimed.load_network or _load_network
         self._take_tables(self._find_tables())
         names = [table.name for table in self.tables]
         if len(set(names)) != len(names):
@@ -266,7 +266,7 @@ class ModelState:
         """The names of each optimizer's parameters, tables among them, by group in its order."""
         return {
             # Several shards of a table are one parameter of the whole model.
-            key: [list(dict.fromkeys(group)) for group in self._names_in(optimizer)]
+            key: [list(dict.fromkeys(group)) for group in self.names_in(optimizer)]
             for key, optimizer in self.optimizers.items()
         }
 
@@ -351,7 +351,7 @@ class ModelState:
 
     def _dense_of(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         packed = optimizer.state_dict()
-        names = [name for group in self._names_in(optimizer) for name in group]
+        names = [name for group in self.names_in(optimizer) for name in group]
         state = {
             names[index]: entries
             for index, entries in packed["state"].items()
@@ -366,7 +366,7 @@ class ModelState:
         packed_beside = {"beside": beside} if beside else {}
         return {"named": state, "param_groups": groups, **packed_beside}
 
-    def _names_in(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+    def names_in(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
         """A name for each parameter of an optimizer, by group, in its order."""
         known = {id(p): plain_name(name) for name, p in self.model.named_parameters()}
         known |= {address: table.whole_name for address, table in self._by_id.items()}
@@ -449,7 +449,7 @@ class ModelState:
             )
         live = {plain_name(name): name for name in self.model.state_dict()}
         network = {live.get(name, name): value for name, value in dense["model"].items()}
-        loading = self._load_network(self.model, network)
+        loading = self.load_network(self.model, network)
         in_rows = self._table_names - self._check_dense_tables(dense["model"], schemas)
         absent = [name for name in map(plain_name, loading.missing) if name not in in_rows]
         if absent or loading.unexpected or loading.errors:
@@ -459,7 +459,7 @@ class ModelState:
                 unexpected=loading.unexpected,
                 detail="; ".join(loading.errors),
             )
-        shapes, dtypes = self._own_shapes(dense["row_state_shapes"], schemas)
+        shapes, dtypes = self.own_shapes(dense["row_state_shapes"], schemas)
         if stored is None:
             return
         scalars = dense.get("table_state", {})
@@ -471,7 +471,7 @@ class ModelState:
                 table.load_scalars(scalars.get(table.whole_name, {}))
         for name, optimizer in self.optimizers.items():
             state, groups = self._by_position(optimizer, stored[name], orders.get(name, ()))
-            self._load_optimizer(optimizer, state, groups, shapes, dtypes, scalars)
+            self.load_optimizer(optimizer, state, groups, shapes, dtypes, scalars)
 
     def _check_dense_tables(
         self, model: Mapping[str, Any], schemas: Sequence[TableSchema]
@@ -514,7 +514,7 @@ class ModelState:
                 todo="shard the model with the fused optimizer it was trained with",
             )
 
-    def _own_shapes(
+    def own_shapes(
         self, stored: Shapes, schemas: Sequence[TableSchema]
     ) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
         """The shapes of row state held here, by table: as stored, for the rows and floats held;
@@ -535,7 +535,7 @@ class ModelState:
                 dtypes[table.name][column.name] = column.dtype
         return found, dtypes
 
-    def _load_optimizer(
+    def load_optimizer(
         self,
         optimizer: torch.optim.Optimizer,
         state: dict[int | str, Any],
@@ -544,6 +544,12 @@ class ModelState:
         dtypes: Mapping[str, Mapping[str, str]],
         scalars: Mapping[str, Mapping[str, Any]],
     ) -> None:
+        """Give an optimizer packed state: ``state`` of its parameters by position, of tables the
+        ``scalars`` and room for row state of these ``shapes``.
+
+        Raises:
+            InvalidRequestError: it does not take it.
+        """
         for index, table in self._tables_by_index(optimizer).items():
             existing = table.state_tensors()
             # Row state of another kind of optimizer may come without what this one keeps beside it.
@@ -577,7 +583,7 @@ class ModelState:
         if "state" in packed:
             stored = {index: dict(entries) for index, entries in packed["state"].items()}
             return stored, packed["param_groups"]
-        live = self._names_in(optimizer)
+        live = self.names_in(optimizer)
         told = names_by_place(order, live)
         saved = [
             self._dense_names(told.get(name, name) for name in group["params"])

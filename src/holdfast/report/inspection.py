@@ -6,8 +6,9 @@ Invariant: the value holds every number; what a narrow terminal leaves out is in
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -36,6 +37,8 @@ class CheckpointLine:
     stall_s: float
     time: float
     reason: str
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,8 @@ def render(seen: Inspection, *, width: int, lines_max: int = 30) -> RenderableTy
         last = seen.checkpoints[-1]
         why = literal(f"why step {last.step} is a {last.kind}: {last.reason}", style="dim")
         parts += [Text(), why]
+    if any(line.metrics or line.metadata for line in seen.checkpoints):
+        parts += [Text(), annotations_table(seen, lines_max=lines_max)]
     parts += [Text(), tables_table(seen, lines_max=lines_max), Text(), dead_note(seen)]
     return Group(*parts)
 
@@ -176,6 +181,30 @@ def checkpoints_table(seen: Inspection, *, width: int, lines_max: int = 30) -> T
         style = "bold" if line.kind == "base" else None
         table.add_row(*cells, *([line.reason] if is_wide else []), style=style)
     return table
+
+
+def annotations_table(seen: Inspection, *, lines_max: int = 30) -> Table:
+    """What the user said of checkpoints; of the last ``lines_max`` that have something said."""
+    table = make_table("Metrics and metadata")
+    table.add_column("step", justify="right", style="cyan", no_wrap=True)
+    table.add_column("metrics", overflow="fold")
+    table.add_column("metadata", overflow="fold", style="dim")
+    said = [line for line in seen.checkpoints if line.metrics or line.metadata]
+    if len(said) > lines_max:
+        table.add_row("…", f"{len(said) - lines_max} more", style="dim")
+    for line in said[-lines_max:]:
+        metadata = json.dumps(line.metadata) if line.metadata else ""
+        table.add_row(str(line.step), shown_metrics(line.metrics), metadata)
+    return table
+
+
+def shown_metrics(metrics: Mapping[str, float]) -> str:
+    """Metrics in a cell.
+
+    >>> shown_metrics({"auc": 0.812345678, "loss": 12000.0})
+    'auc 0.8123, loss 1.2e+04'
+    """
+    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
 def tables_table(seen: Inspection, *, lines_max: int = 30) -> Table:

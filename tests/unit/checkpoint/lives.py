@@ -114,7 +114,7 @@ class Life:
         self.change(LEFT, left)
         self.change(RIGHT, right)
         self.ck.step()
-        self.expect_base(is_base=is_base or not self.ck.steps)
+        self.expect_base(is_base=is_base or not self.ck.all_steps())
         step = self.ck.save().result().step
         self.note(step, left, right)
         return step
@@ -154,7 +154,7 @@ class Life:
         """Every kept step restores to the bit, whole and some rows; what each restore cost."""
         run = self.run()
         found = {}
-        assert run.steps == self.ck.steps
+        assert run.steps == self.ck.all_steps()
         for step in run.steps:
             rows, found[step] = self.restored(run, step)
             for table, expected in self.states[step].items():

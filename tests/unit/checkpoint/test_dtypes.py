@@ -291,7 +291,7 @@ def test_tracking_finds_the_rows_of_every_type(
             ck.step()
             ck.wait()
             live = copy_of(model, [optimizer])
-        rows = {s: hf.open(tmp_path).info(s) for s in ck.steps}
+        rows = {s: hf.open(tmp_path).info(s) for s in ck.all_steps()}
         ck.resume()
         assert bits(copy_of(model, [optimizer])) == bits(live)
     assert any(

@@ -217,7 +217,7 @@ def test_a_loader_that_is_not_the_trained_one_is_told(tmp_path: Path) -> None:
 
     with pytest.warns(HoldfastWarning, match="the loader is not read"):
         _, ck, _ = train(Peeking, tmp_path / "peeked", loader=other)
-    assert ck.steps[:2] == (3, 6)
+    assert ck.all_steps()[:2] == (3, 6)
 
 
 def test_another_batch_size_is_told(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from typing import Self
 
 import numpy as np
 
+from holdfast.checkpoint.format.annotations import Annotations
 from holdfast.checkpoint.format.object import Extent
 from holdfast.checkpoint.format.stored_json import COUNT_MAX
 from holdfast.errors import NotFoundError
@@ -87,6 +88,8 @@ class CheckpointEntry:
     build_s: float = 0.0
     ranks: tuple[Extent, ...] = ()
     """Where many processes train: what each has of its own, its reader and random state."""
+    annotations: Annotations = dataclasses.field(default_factory=Annotations)
+    """What the user said of it: metrics and metadata."""
 
 
 _STEP = operator.attrgetter("step")
@@ -308,6 +311,21 @@ class Catalog:
         all_bytes = sum(table.rows * table.row_bytes for table in schemas.values())
         counted = round(base.row_bytes * rows_bytes / max(1, all_bytes))
         return dataclasses.replace(grown, row_bytes=counted)
+
+    def annotated(self, step: int, annotations: Annotations) -> Self:
+        """This catalog, and more said of a checkpoint.
+
+        Raises:
+            NotFoundError: there is none of this step.
+            InvalidRequestError: with what is said already it is too much.
+        """
+        entry = self.checkpoint(step)
+        joined = entry.annotations.updated(annotations)
+        checkpoints = tuple(
+            dataclasses.replace(entry, annotations=joined) if each is entry else each
+            for each in self.checkpoints
+        )
+        return dataclasses.replace(self, checkpoints=checkpoints)
 
     def with_grid(self, grid: GridEntry) -> Self:
         """This catalog with one grid begun, or moved on."""

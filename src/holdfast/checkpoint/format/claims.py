@@ -9,7 +9,7 @@ Invariants:
   no two segments share a byte, and no codec spends less than 2 bits on a number.
 - Objects lie in the run's own folder of objects, each named once.
 - All checkpoints over one base have the same tables; a restore reads nothing older than its base.
-- A time, a step or a size is one that the rest of the program can compute with and show.
+- A time, a step, a size or a metric is one that the rest of the program can compute with and show.
 
 Not here: the catalog's bytes (checkpoint/store/catalogs.py).
 
@@ -21,6 +21,7 @@ from __future__ import annotations
 import numpy as np
 
 from holdfast.checkpoint.format import stored_json
+from holdfast.checkpoint.format.annotations import check_annotations
 from holdfast.checkpoint.format.catalog import BASE, DELTA, Catalog, SegmentEntry
 from holdfast.checkpoint.format.object import FRAME_BYTES, HEAD, Extent, number_of
 from holdfast.model.schema import WEIGHT, TableSchema, cuts_of
@@ -87,6 +88,7 @@ def _check_checkpoints(catalog: Catalog) -> None:
             stored_json.text(text)
         if not 0 <= stored_json.number(entry.time) <= TIME_MAX:
             raise ValueError(f"checkpoint of step {entry.step} has an impossible time")
+        check_annotations(entry.annotations)
         for seconds in (entry.stall_s, entry.build_s):
             if not 0 <= stored_json.number(seconds) <= SECONDS_MAX:
                 raise ValueError(f"checkpoint of step {entry.step} has an impossible duration")

@@ -28,28 +28,31 @@ class Lineage:
     """Where training is, and the committed step it came from (``at``; None: from no checkpoint).
 
     ``discards_later``: the checkpoints after that step are given up with the next save.
+    ``is_other_model``: not all of the model is as of that step, so the next save is a base.
     """
 
     step: int = 0
     at: int | None = None
     discards_later: bool = False
     is_torn: bool = False
+    is_other_model: bool = False
 
     @property
     def rewind_to(self) -> int | None:
         """The step after which everything is let go with the next save, if it is to be."""
         return self.at if self.discards_later else None
 
-    def restored(self, step: int, *, discards_later: bool) -> None:
-        """The model is whole, as of a committed step."""
+    def restored(self, step: int, *, discards_later: bool, is_other_model: bool = False) -> None:
+        """The model is whole, as of a committed step; or as far as the two have in common."""
         self.step = self.at = step
         self.discards_later = discards_later
         self.is_torn = False
+        self.is_other_model = is_other_model
 
     def committed(self, step: int) -> None:
         """The state that the model had at a step is committed."""
         self.at = step
-        self.discards_later = False
+        self.discards_later = self.is_other_model = False
 
     @contextmanager
     def torn(self) -> Iterator[None]:

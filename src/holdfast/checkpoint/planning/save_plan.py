@@ -13,6 +13,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
+from holdfast.checkpoint.format.annotations import Annotations
 from holdfast.checkpoint.format.catalog import BASE
 from holdfast.checkpoint.format.codec import Codec
 from holdfast.checkpoint.planning.bases import SINCE_BASE, BaseChoice
@@ -54,7 +55,9 @@ class SavePlan:
     token: str = ""
     """A part of the names of all objects that ranks write for this save."""
     is_saved: bool = False
-    """No-op: this step is committed already."""
+    """This step is committed already: only its annotations are added."""
+    annotations: Annotations = dataclasses.field(default_factory=Annotations)
+    """What the user says of it."""
 
     @property
     def kind(self) -> str:
@@ -77,8 +80,9 @@ class SavePlan:
         values = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
-            if field.name not in ("choice", "codecs", "schemas", "rules")
+            if field.name not in ("choice", "codecs", "schemas", "rules", "annotations")
         }
+        values["annotations"] = dataclasses.astuple(self.annotations)
         values["choice"] = dataclasses.asdict(self.choice)
         values["codecs"] = dataclasses.asdict(self.codecs)
         return json.dumps(values).encode()
@@ -96,6 +100,7 @@ class SavePlan:
         if "error" in values:
             raise UnavailableError("rank 0 could not begin a checkpoint", error=values["error"])
         codecs = values.pop("codecs")
+        metrics, metadata = values.pop("annotations")
         state = codecs["state"]
         return cls(
             choice=BaseChoice(**values.pop("choice")),
@@ -106,5 +111,6 @@ class SavePlan:
             ),
             schemas=schemas,
             rules=rules,
+            annotations=Annotations(tuple(map(tuple, metrics)), metadata),
             **values,
         )

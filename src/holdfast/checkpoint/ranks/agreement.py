@@ -148,9 +148,9 @@ def _check_rows(name: str, shards: Sequence[Mapping[str, Any]], *, ranks: int) -
         )
 
 
-def _number(data: bytes) -> int:
-    """A checksum that fits a signed number."""
-    return checksum(data) >> 1
+def number_of(text: str | bytes) -> int:
+    """A checksum that fits a signed number: what is equal has the same."""
+    return checksum(text.encode() if isinstance(text, str) else text) >> 1
 
 
 class Agreement:
@@ -160,7 +160,7 @@ class Agreement:
     def __init__(self, ranks: Ranks, rules: str) -> None:
         """``rules``: what must be the same on every rank."""
         self.ranks = ranks
-        self._rules = _number(rules.encode())
+        self._rules = number_of(rules)
         self._known: list[int] = []
         self.schemas: tuple[TableSchema, ...] = ()
 
@@ -171,6 +171,7 @@ class Agreement:
         *,
         changed: ChangedBytes,
         error: Exception | None,
+        has_annotations: bool = False,
     ) -> ChangedBytes:
         """Tell the others where this rank is; the bytes that changed on all ranks.
 
@@ -183,9 +184,10 @@ class Agreement:
                 int(error is None),
                 step,
                 self._rules,
-                _number(own),
+                number_of(own),
                 changed.since_base,
                 changed.pending,
+                int(has_annotations),
             ]
         )
         if error is not None:
@@ -205,13 +207,21 @@ class Agreement:
                 "ranks follow different strategies",
                 todo="give every rank the same strategy=, extract=, priority= and tracking=",
             )
-        sums = [sum_ for *_, sum_, _, _ in facts]
+        annotated = [bool(has_annotations) for *_, has_annotations in facts]
+        if any(annotated) and not annotated[0]:
+            raise InvalidRequestError(
+                "metrics or metadata were given on other ranks than rank 0, whose are stored",
+                ranks=[rank for rank, is_annotated in enumerate(annotated) if is_annotated],
+                todo="pass metrics= and metadata= on rank 0, or on all ranks",
+            )
+        sums = [sum_ for _, _, _, sum_, *_ in facts]
         if sums != self._known:
             descriptions = [json.loads(data) for data in self.ranks.gather_bytes(own)]
             self.schemas = merge(descriptions)
             self._known = sums
         return ChangedBytes(
-            sum(since_base for *_, since_base, _ in facts), sum(pending for *_, pending in facts)
+            sum(since_base for *_, since_base, _, _ in facts),
+            sum(pending for *_, pending, _ in facts),
         )
 
     def share_plan(

@@ -20,13 +20,13 @@ from collections.abc import Callable
 from holdfast import events
 from holdfast.checkpoint.format.catalog import Catalog
 from holdfast.checkpoint.planning.save_plan import RunRules, SavePlan
-from holdfast.checkpoint.ranks.agreement import Agreement, ChangedBytes
+from holdfast.checkpoint.ranks.agreement import Agreement, ChangedBytes, number_of
 from holdfast.checkpoint.ranks.rank_commit import Coordinator, Follower
 from holdfast.checkpoint.ranks.ranks import Ranks
 from holdfast.checkpoint.saving.commit import Alone, Committer
 from holdfast.checkpoint.store import catalogs
 from holdfast.checkpoint.store.writer import FollowingWriter, RunWriter
-from holdfast.errors import UnavailableError
+from holdfast.errors import InvalidRequestError, UnavailableError
 from holdfast.model.model_state import ModelState
 from holdfast.model.schema import TableSchema
 from holdfast.storage.base import Storage
@@ -101,6 +101,23 @@ class Together:
         if self._ranks is not None:
             self._ranks.check_all(error, doing)
 
+    def check_same(self, wish: str, doing: str) -> None:
+        """Refuse, on all ranks, what they do not all ask for alike.
+
+        Raises:
+            InvalidRequestError: others ask for something else.
+        """
+        if self._ranks is None:
+            return
+        wishes = [number for (number,) in self._ranks.gather_numbers([number_of(wish)])]
+        if len(set(wishes)) > 1:
+            raise InvalidRequestError(
+                f"ranks do not all {doing}",
+                rank=self.rank,
+                wish=wish,
+                todo="call it with the same arguments on all ranks",
+            )
+
     def same_catalog(self, settle: Callable[[], None]) -> Catalog:
         """The catalog to load from, the same on all ranks: rank 0's, once it has settled what
         became of its last commit."""
@@ -131,12 +148,14 @@ class Together:
         changed: ChangedBytes,
         error: Exception | None,
         rules: RunRules,
+        has_annotations: bool = False,
         plan: Callable[[RunWriter, tuple[TableSchema, ...], ChangedBytes], SavePlan],
     ) -> SavePlan:
         """What is saved now; the same everywhere, or nothing anywhere.
 
         ``plan`` is asked where the run is known, with the tables and the changed bytes of all
-        ranks. ``rules`` are the same on all of them.
+        ranks. ``rules`` are the same on all of them. ``has_annotations``: this rank was given some;
+        those of rank 0 are stored.
 
         Raises:
             HoldfastError: this rank's own ``error``, or others cannot take part, or nothing can be
@@ -146,7 +165,8 @@ class Together:
         if self._agreement is None:
             assert writer is not None
             return plan(writer, state.schemas(), changed)
-        of_all = self._agreement.gather(step, state.tables, changed=changed, error=error)
+        of_all = self._agreement.gather(step, state.tables, changed=changed, error=error,
+                                        has_annotations=has_annotations)  # fmt: skip
         made: SavePlan | None = None
         refusal: Exception | None = None
         if writer is not None:

@@ -11,13 +11,17 @@ the rows of some servers alone (partial.py).
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from holdfast.boundary.dense import check_aliases, check_row_state, part_of, part_or_none
 from holdfast.checkpoint.format.catalog import Catalog, CheckpointEntry
+from holdfast.checkpoint.planning.transfer import TABLE, TENSOR, VALUE, Kind, Transfer, pair_names
 from holdfast.checkpoint.restoring import fetch, restore
 from holdfast.checkpoint.restoring.destination import Held, plan_destinations
 from holdfast.checkpoint.tracking import Marks
@@ -26,8 +30,9 @@ from holdfast.kernels.rows import bitmap
 from holdfast.loading.generators import load_rng_state
 from holdfast.loading.reader_state import is_resumable
 from holdfast.loading.stateful import READER, like_held
+from holdfast.model.load_part import kinds_of_model, load_part
 from holdfast.model.model_state import ModelState
-from holdfast.model.schema import cuts_of
+from holdfast.model.schema import TableSchema, cuts_of, whole_schema
 from holdfast.storage.base import Storage
 
 _OF_RANKS = "load_rank_states"  # what a reader has that takes the states of other numbers of ranks
@@ -55,8 +60,12 @@ def load_checkpoint(
     rank: int = 0,
     ranks: int = 1,
     late_reader: Any = None,
+    transfer: Transfer | None = None,
 ) -> Loaded:
     """Bring a model to the state of a checkpoint; of many ranks each loads what it holds.
+
+    ``transfer``: the model is another one, or only a part of it is loaded; where it says which
+    part, reader, extras and random state stay as they are.
 
     With ``wants_changed`` the answer says which rows differ from the base. ``late_reader`` takes
     the state of a reader that is named later (``Checkpointer.epochs``).
@@ -73,9 +82,26 @@ def load_checkpoint(
         parts[name] = dense.get(name) or {}
     check_aliases(dense, catalog.schema_of(entry))
     check_row_state(dense, catalog.schema_of(entry))
-    own = _own_state(storage, catalog, entry, dense, extras, late_reader, rank=rank, ranks=ranks)
+    transfer, pairing = transfer or Transfer(), None
+    if not transfer.is_whole:
+        pairing = pair_names(
+            transfer,
+            _kinds_stored(parts, catalog.schema_of(entry)),
+            _kinds_of_model(state),
+            is_part=ranks > 1,
+        )
+    own = _Own((), None)
+    if transfer.only is None:
+        own = _own_state(
+            storage, catalog, entry, dense, extras, late_reader,
+            rank=rank, ranks=ranks, is_strict=transfer.is_strict,
+        )  # fmt: skip
     try:
-        state.load_dense(parts, catalog.schema_of(entry))
+        if pairing is None:
+            state.load_dense(parts, catalog.schema_of(entry))
+        else:
+            load_part(state, parts, catalog.schema_of(entry), pairing.stored,
+                      takes_options=transfer.only is None)  # fmt: skip
     except HoldfastError:
         raise
     except (KeyError, TypeError, AttributeError, IndexError, ValueError, RuntimeError) as error:
@@ -84,10 +110,32 @@ def load_checkpoint(
         ) from error
     for load in own.loads:
         load()
-    changed, stats = _load_rows(storage, catalog, entry, state, wants_changed=wants_changed)
+    names = None if pairing is None else pairing.stored
+    changed, stats = _load_rows(
+        storage, catalog, entry, state, wants_changed=wants_changed, names=names
+    )
     if own.rng is not None:
         load_rng_state(own.rng)
+    if pairing is not None:
+        stats = dataclasses.replace(stats, missing=pairing.missing, unexpected=pairing.unexpected)
     return Loaded(stats, entry.dense.bytes, changed, dense.get("pls"))
+
+
+def _kinds_stored(dense: Mapping[str, Any], schemas: Sequence[TableSchema]) -> dict[str, Kind]:
+    """Every name of a checkpoint that can be loaded."""
+    found = {
+        name: Kind(TENSOR, tuple(value.shape)) if isinstance(value, torch.Tensor) else Kind(VALUE)
+        for name, value in dense["model"].items()
+    }
+    for name, cuts in cuts_of(schemas).items():
+        whole = whole_schema(cuts)
+        found[name] = Kind(TABLE, (whole.rows, whole.width), whole.columns[0].dtype)
+    return found
+
+
+def _kinds_of_model(state: ModelState) -> dict[str, Kind]:
+    """Every name of a model that can be loaded into."""
+    return {name: Kind(*kind) for name, kind in kinds_of_model(state).items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +156,7 @@ def _own_state(
     *,
     rank: int,
     ranks: int,
+    is_strict: bool,
 ) -> _Own:
     """What one of ``ranks`` ranks takes over of a checkpoint of as many, or of others.
 
@@ -126,6 +175,9 @@ def _own_state(
         return _Own((), rng)
     if is_same and READER not in extras and is_resumable(stored.get(READER)):
         extras = {**extras, READER: late_reader}
+    if not is_strict:
+        stored = {name: held for name, held in stored.items() if name in extras}
+        extras = {name: item for name, item in extras.items() if name in stored}
     missing = set(extras) ^ set(stored)
     if missing and (is_same or missing != {READER} or READER in extras):
         raise InvalidRequestError(
@@ -178,16 +230,20 @@ def _load_rows(
     state: ModelState,
     *,
     wants_changed: bool,
+    names: Mapping[str, str] | None,
 ) -> tuple[Marks, restore.RestoreStats]:
+    """``names``: stored names by those of the tables here that are loaded; None: all, by theirs."""
     schemas = catalog.schema_of(entry)
     stored = cuts_of(schemas)
     changed = {table.name: bitmap.new(table.rows) for table in state.tables}
     # A table that the checkpoint has as dense state was loaded with that.
-    tables = [table for table in state.tables if table.whole_name in stored]
+    named = {table.whole_name: table.whole_name for table in state.tables}
+    named = {here: there for here, there in (names or named).items() if there in stored}
+    tables = [table for table in state.tables if table.whole_name in named]
     arrays = {table.name: table.arrays() for table in tables}
     held = [
         Held(
-            table.whole_name,
+            named[table.whole_name],
             table.shard,
             {
                 column.name: array_MD
@@ -199,7 +255,7 @@ def _load_rows(
     ]
     for one in held:
         lacking = [c.name for c in stored[one.table][0].columns if c.name not in one.arrays]
-        if lacking:
+        if lacking and names is None:
             raise InvalidRequestError(
                 "the checkpoint has row state that this table has no place for",
                 table=one.table,

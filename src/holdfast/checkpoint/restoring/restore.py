@@ -61,6 +61,10 @@ class RestoreStats:
     base_bytes: int
     base_s: float
     delta_s: float
+    missing: tuple[str, ...] = ()
+    """Names in the model that the checkpoint lacks: they stay as they are (``strict=False``)."""
+    unexpected: tuple[str, ...] = ()
+    """Names in the checkpoint that the model lacks."""
 
     @property
     def delta_bytes(self) -> int:

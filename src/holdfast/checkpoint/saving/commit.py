@@ -148,6 +148,7 @@ def commit_stored(
             dense=extent,
             build_s=stored.seconds,
             ranks=ranks,
+            annotations=plan.annotations,
         )
         appended = append_checkpoint(writer, plan, entry, rows.segments, tuple(objects))
     except BaseException:

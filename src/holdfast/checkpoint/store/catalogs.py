@@ -18,6 +18,7 @@ import json
 from typing import Any
 
 from holdfast.checkpoint.format import stored_json
+from holdfast.checkpoint.format.annotations import Annotations
 from holdfast.checkpoint.format.catalog import (
     Catalog,
     CheckpointEntry,
@@ -47,7 +48,8 @@ FORMAT = 2
 RANKS_FORMAT = 3  # where tables are cut by columns, or processes have state of their own
 DTYPES_FORMAT = 4  # where a column is not float32
 GROUPS_FORMAT = 5  # where servers are divided into groups
-_READABLE = (1, 2, 3, 4, 5)
+ANNOTATIONS_FORMAT = 6  # where a checkpoint has metrics or metadata
+_READABLE = (1, 2, 3, 4, 5, 6)
 PREFIX = "catalog/"
 _MAGIC = "holdfast-catalog"
 
@@ -144,6 +146,12 @@ def to_bytes(catalog: Catalog) -> bytes:
             for entry in catalog.checkpoints
             if entry.ranks
         ]
+    if format_ >= ANNOTATIONS_FORMAT:
+        body["annotations"] = [
+            [entry.step, dict(entry.annotations.metrics), entry.annotations.metadata_dict()]
+            for entry in catalog.checkpoints
+            if entry.annotations
+        ]
     text = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
     return f"{_MAGIC} {format_} {as_hex(checksum(text))}\n".encode() + text + b"\n"
 
@@ -151,12 +159,14 @@ def to_bytes(catalog: Catalog) -> bytes:
 _CHECKPOINT_FIELDS = tuple(
     field.name
     for field in dataclasses.fields(CheckpointEntry)
-    if field.name not in ("dense", "ranks")
+    if field.name not in ("dense", "ranks", "annotations")
 )
 
 
 def _format_of(catalog: Catalog) -> int:
     """The lowest format that can say what this catalog says: older readers read most runs."""
+    if any(entry.annotations for entry in catalog.checkpoints):
+        return ANNOTATIONS_FORMAT
     if catalog.sharding is not None and catalog.sharding.placement.groups > 1:
         return GROUPS_FORMAT
     if any(t.has_other_dtypes for schema in catalog.schemas for t in schema):
@@ -236,16 +246,23 @@ def _parse(body: dict[str, Any], format_: int) -> Catalog:
         stored_json.count(step): tuple(extent(*values) for values in found)
         for step, found in (body["ranks"] if format_ >= RANKS_FORMAT else [])
     }
+    annotations = {
+        stored_json.count(step): Annotations.from_json(metrics, metadata)
+        for step, metrics, metadata in (
+            body["annotations"] if format_ >= ANNOTATIONS_FORMAT else []
+        )
+    }
     checkpoints = tuple(
         CheckpointEntry(
             **dict(zip(_CHECKPOINT_FIELDS, values[:-4], strict=True)),
             dense=extent(*values[-4:]),
             ranks=ranks.pop(values[0], ()),
+            annotations=annotations.pop(values[0], Annotations()),
         )
         for values in body["checkpoints"]
     )
-    if ranks:
-        raise ValueError("ranks of no checkpoint")
+    if ranks or annotations:
+        raise ValueError("ranks or annotations of no checkpoint")
     segments = tuple(
         SegmentEntry(
             tables[stored_json.count(table)],

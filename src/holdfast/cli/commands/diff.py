@@ -34,11 +34,13 @@ def diff(
     from rich.progress import Progress
 
     from holdfast.checkpoint import run as runs
-    from holdfast.checkpoint.counting import counted
     from holdfast.checkpoint.diff import diff_steps
     from holdfast.report.changes import Changes, render
+    from holdfast.storage.counting import CountingStorage
 
-    run, counter = counted(runs.open(url, storage_options=parse_storage_options(storage_options)))
+    opened = runs.open(url, storage_options=parse_storage_options(storage_options))
+    counter = CountingStorage(opened.storage)
+    run = runs.Run(counter, opened.catalog)
     started = time.perf_counter()
     with Progress(console=stderr(), transient=True) as bar:
         task = bar.add_task("comparing", total=None)

@@ -159,6 +159,8 @@ def look(run: Run, step: int, *, only: bool = False) -> Inspection:
                 stall_s=info.stall_s,
                 time=info.time,
                 reason=info.reason,
+                metrics=info.metrics,
+                metadata=info.metadata,
             )
             for info in infos
         ),

@@ -35,7 +35,7 @@ def skewed(life: Life, table: str, count: int) -> list[int]:
 
 def grow(life: Life, steps: int, *, waits: bool = True, size: int = 25) -> None:
     """A base if there is none, then so many increments."""
-    if not life.ck.steps:
+    if not life.ck.all_steps():
         life.save()
     for index in range(steps):
         # The right table pauses now and then; some increments are empty.
@@ -87,9 +87,9 @@ def test_every_step_is_exact_at_any_threshold(
             grow(life, 8, waits=waits, size=60)
             stats = life.assert_exact()
             masked += sum(item.masked_rows for item in stats.values())
-            life.ck.restore(life.ck.steps[-1])
+            life.ck.restore(life.ck.all_steps()[-1])
             for table, rows in life.weights().items():
-                assert rows.tobytes() == life.states[life.ck.steps[-1]][table].tobytes()
+                assert rows.tobytes() == life.states[life.ck.all_steps()[-1]][table].tobytes()
         if threshold is None or threshold >= 0.5:
             assert masked > 0, "nothing was left in place: masking is not tested"
         assert hf.verify(life.storage).is_sound
@@ -358,7 +358,7 @@ def test_another_process_works_off_what_was_left_waiting(
         life.ck.wait()
         life.save([1, 2, 3])
         life.ck.wait()
-        assert life.run().catalog.grids[0].through == life.ck.steps[-1]
+        assert life.run().catalog.grids[0].through == life.ck.all_steps()[-1]
         life.assert_exact()
         assert_pure(life)
 
@@ -388,7 +388,7 @@ def test_going_back_brings_extracted_rows_to_life_again(
     with Life(tmp_path, seed=seed, extract=hf.Extract(threshold=threshold)) as life:
         grow(life, 6, size=50)
         for _ in range(4):
-            to = int(life.rng.choice(life.ck.steps))
+            to = int(life.rng.choice(life.ck.all_steps()))
             life.ck.restore(to, discard_later=True)
             for table, rows in life.weights().items():
                 assert rows.tobytes() == life.states[to][table].tobytes(), (to, table)
@@ -527,7 +527,7 @@ def test_failed_round_is_told_saves_go_on_and_the_next_one_repairs(
         storage.word = None
         life.save([5])
         life.ck.wait()
-        assert life.run().catalog.grids[0].through == life.ck.steps[-1]
+        assert life.run().catalog.grids[0].through == life.ck.all_steps()[-1]
         life.assert_exact()
         named = {name for name, _ in life.run().catalog.objects}
         assert {item.name for item in life.storage.list("objects/")} == named

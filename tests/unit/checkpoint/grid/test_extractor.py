@@ -61,15 +61,15 @@ def test_save_pauses_extraction_while_rows_are_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[bool] = []
-    from holdfast.checkpoint import checkpointer
+    from holdfast.checkpoint import saver
 
-    inner = checkpointer.take_rows
+    inner = saver.take_rows
 
     def watched(*args: object, **named: object) -> None:
         seen.append(life.ck._extractor._may_move.is_set())
         inner(*args, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(checkpointer, "take_rows", watched)
+    monkeypatch.setattr(saver, "take_rows", watched)
     with Life(tmp_path, extract=PURE) as life:
         for _ in range(3):
             life.save(range(0, 50, 3))
@@ -80,7 +80,7 @@ def test_save_pauses_extraction_while_rows_are_copied(
 def test_snapshot_that_fails_lets_extraction_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.checkpoint import checkpointer
+    from holdfast.checkpoint import saver
 
     with Life(tmp_path, extract=PURE) as life:
         life.save()
@@ -89,7 +89,7 @@ def test_snapshot_that_fails_lets_extraction_go_on(
         def fail(*args: object, **named: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(checkpointer, "take_rows", fail)
+        monkeypatch.setattr(saver, "take_rows", fail)
         life.change(LEFT, [3])
         life.ck.step()
         with pytest.raises(KeyboardInterrupt):
@@ -129,7 +129,7 @@ def test_restore_gives_a_round_up_and_it_is_made_up_for(
         life.ck.restore(3)
         assert life.weights()[LEFT].tobytes() == life.states[3][LEFT].tobytes()
         life.ck.wait()
-        assert life.run().catalog.grids[0].through == life.ck.steps[-1] > through
+        assert life.run().catalog.grids[0].through == life.ck.all_steps()[-1] > through
         assert not life.heard(events.ExtractionFailed)
         life.assert_exact()
 
@@ -213,7 +213,7 @@ def test_rounds_never_overlap_however_often_they_are_woken(
                 waker.join()
         life.ck.wait()
         assert not life.heard(events.ExtractionFailed)
-        assert life.run().catalog.grids[0].through == life.ck.steps[-1]
+        assert life.run().catalog.grids[0].through == life.ck.all_steps()[-1]
         life.assert_exact()
 
 
@@ -225,7 +225,7 @@ def test_one_round_takes_all_increments_that_wait(tmp_path: Path) -> None:
                 life.save(range(index, 300, 4))
         life.ck.wait()
         (round_,) = life.heard(events.Extracted)
-        assert round_.step == life.ck.steps[-1]
+        assert round_.step == life.ck.all_steps()[-1]
         life.assert_exact()
 
 
@@ -235,5 +235,5 @@ def test_close_waits_for_the_grid_to_be_worked_off(tmp_path: Path) -> None:
     for index in range(5):
         life.save(range(index, 300, 4))
     life.ck.close()
-    assert life.run().catalog.grids[0].through == life.ck.steps[-1]
+    assert life.run().catalog.grids[0].through == life.ck.all_steps()[-1]
     assert isinstance(life.ck._extractor, Extractor) and life.ck._extractor._thread is None

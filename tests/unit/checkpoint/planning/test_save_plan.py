@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast.checkpoint.format.annotations import Annotations
 from holdfast.checkpoint.format.codec import parse_codec
 from holdfast.checkpoint.planning.bases import BaseChoice
 from holdfast.checkpoint.planning.codecs import CodecPlan
@@ -27,7 +28,7 @@ def test_a_plan_is_the_same_on_the_other_side(state: str | None) -> None:
     plan = SavePlan(
         step=9, choice=BaseChoice("delta", "base", "because", is_rollup=True), last_base=3,
         codecs=codecs, schemas=SCHEMAS, rules=RULES, at=7, rewind_to=7, number=12, token="ab",
-        is_saved=True,
+        is_saved=True, annotations=Annotations((("auc", 0.1), ("loss", 2.0)), '{"a":1}'),
     )  # fmt: skip
     assert SavePlan.from_bytes(plan.to_bytes(), schemas=SCHEMAS, rules=RULES) == plan
 

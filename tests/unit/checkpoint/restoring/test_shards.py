@@ -103,7 +103,7 @@ def test_only_the_lost_rows_go_back_to_their_last_save(
     training.save()
     last = training.values()
     training.train(1)
-    training.ck.restore(training.ck.steps[-1])
+    training.ck.restore(training.ck.all_steps()[-1])
     assert all(np.array_equal(*pair) for pair in zip(last, training.values(), strict=True))
     training.ck.close()
 

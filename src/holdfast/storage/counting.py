@@ -6,8 +6,6 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from holdfast.checkpoint.format.catalog import SegmentEntry
-from holdfast.checkpoint.run import Run
 from holdfast.storage.base import ObjectWriter, Storage, StoredObjects, as_view
 
 if TYPE_CHECKING:
@@ -71,8 +69,9 @@ class CountingStorage:
         with self._lock:
             self.reads.append((name, offset, length))
 
-    def touched(self, segments: Iterable[SegmentEntry], sizes: Mapping[str, int]) -> int:
-        """How many of these segments were read, or parts of them; ``sizes`` are the objects'.
+    def touched(self, extents: Iterable[tuple[str, int, int]], sizes: Mapping[str, int]) -> int:
+        """How many of these extents (object, offset, bytes) were read, or parts of them; ``sizes``
+        are the objects'.
 
         A read up to the very end of an object is of its footer, whatever lies before that.
         """
@@ -81,15 +80,6 @@ class CountingStorage:
             if offset + length != sizes.get(name):
                 spans.setdefault(name, []).append((offset, offset + length))
         return sum(
-            any(
-                start < s.extent.offset + s.extent.bytes and s.extent.offset < stop
-                for start, stop in spans.get(s.extent.object, ())
-            )
-            for s in segments
+            any(start < offset + size and offset < stop for start, stop in spans.get(name, ()))
+            for name, offset, size in extents
         )
-
-
-def counted(run: Run) -> tuple[Run, CountingStorage]:
-    """The same run, read through a counter."""
-    counter = CountingStorage(run.storage)
-    return Run(counter, run.catalog), counter
