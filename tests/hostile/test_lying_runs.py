@@ -166,6 +166,22 @@ def test_rows_of_another_server_are_refused(tmp_path: Path) -> None:
                 restore_rows(run.storage, catalog, 1, {TABLE: [target]}, servers=[0])
 
 
+def test_a_row_that_one_server_lacks_is_not_made_up_for_by_another(tmp_path: Path) -> None:
+    """The base has the right number of rows, and who restores one server sees only its own."""
+    placement = Placement(servers=2)
+    ids = [np.flatnonzero(placement.servers_of(np.arange(ROWS)) == server) for server in (0, 1)]
+    held = [ids[0][:-1], ids[1], ids[1][:1]]
+    segments = [Held(1, None, each.tolist()) for each in held]
+    path = tmp_path / "run"
+    catalog = forge(path, ROWS, segments, {1: 1}, sharding=Sharding(placement, 1))
+    assert not hf.verify(path).is_sound
+    storage = hf.open(path).storage
+    for server in (0, 1):
+        target = np.full((ROWS, WIDTH), 7, np.float32)
+        with pytest.raises(hf.DataLossError, match="every row"):
+            restore_rows(storage, catalog, 1, {TABLE: [target]}, servers=[server])
+
+
 # Lifetimes.
 
 BASE = Held(1, None, range(100))
