@@ -521,7 +521,7 @@ def from_json(line: str) -> Event:
             for name, value in fields.items()
         }
         return cls(**values)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidRequestError("not an event line", line=line[:80]) from error
 
 
@@ -537,7 +537,7 @@ def is_json(line: str) -> bool:
     """Whether a line is whole."""
     try:
         json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 

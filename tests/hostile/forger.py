@@ -30,6 +30,7 @@ from holdfast.checkpoint.format.object import (
     DELETION_VECTORS,
     DENSE,
     ROWS,
+    Extent,
     ObjectBuilder,
     object_name,
 )
@@ -39,6 +40,7 @@ from holdfast.model.schema import Column, TableSchema
 from holdfast.storage import open_storage
 
 TABLE, WIDTH = "items.weight", 4
+Kills = Mapping[tuple[str, int], tuple[Sequence[int], Sequence[int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +70,20 @@ def forge(
     steps: Mapping[int, int],
     *,
     grid: tuple[int, int] | None = None,
-    kills: Mapping[tuple[str, int], tuple[Sequence[int], Sequence[int]]] | None = None,
+    kills: Kills | None = None,
+    older_grids: Mapping[tuple[int, int, int], Kills] | None = None,
     sharding: Sharding | None = None,
 ) -> Catalog:
     """Write a run of one table; ``steps``: the base of each checkpoint; ``grid``: rollup, through.
 
-    ``kills``: by table and birth, row ids and deaths. The catalog that was written is returned.
+    ``kills``: by table and birth, row ids and deaths; ``older_grids``: those of grids that ended,
+    by rollup, end and through. The catalog that was written is returned.
     """
     storage = open_storage(str(path))
     schema = TableSchema(TABLE, rows, (Column("weight", WIDTH),))
     objects: list[tuple[str, int]] = []
     entries: list[SegmentEntry] = []
-    kills_extent = None
+    grids: list[GridEntry] = []
     with storage.create(object_name(1, ROWS, "aa")) as out:
         builder = ObjectBuilder(object_name(1, ROWS, "aa"), out)
         for held in segments:
@@ -94,13 +98,11 @@ def forge(
             extent = builder.append(ROWS, TABLE, encoded.buffers, encoded.checksum)
             bounds = (encoded.rows, encoded.first, encoded.last)
             entries.append(SegmentEntry(TABLE, held.born, held.died, *bounds, extent))
-        if kills is not None:
-            vectors = {
-                key: deletion_vectors.make_vector(np.array(ids), np.array(deaths))
-                for key, (ids, deaths) in kills.items()
-            }
-            data = deletion_vectors.to_bytes(vectors)
-            kills_extent = builder.append(DELETION_VECTORS, "kills", (data,), checksum(data))
+        for bounds, found in (older_grids or {}).items():
+            grids.append(GridEntry(*bounds, _append_kills(builder, found)))
+        if grid is not None:
+            extent_ = None if kills is None else _append_kills(builder, kills)
+            grids.append(GridEntry(grid[0], None, grid[1], extent_))
         objects.append((builder.name, builder.close()))
     checkpoints = []
     for ordinal, (step, base) in enumerate(steps.items()):
@@ -125,11 +127,19 @@ def forge(
     catalog = Catalog(
         run="forged", number=1, writer="forger", schemas=((schema,),),
         checkpoints=tuple(checkpoints), segments=tuple(entries), objects=tuple(objects),
-        grids=() if grid is None else (GridEntry(grid[0], None, grid[1], kills_extent),),
-        sharding=sharding,
+        grids=tuple(grids), sharding=sharding,
     )  # fmt: skip
     write_catalog(path, catalog)
     return catalog
+
+
+def _append_kills(builder: ObjectBuilder, kills: Kills) -> Extent:
+    vectors = {
+        key: deletion_vectors.make_vector(np.array(ids), np.array(deaths))
+        for key, (ids, deaths) in kills.items()
+    }
+    data = deletion_vectors.to_bytes(vectors)
+    return builder.append(DELETION_VECTORS, "kills", (data,), checksum(data))
 
 
 def write_catalog(path: Path, catalog: Catalog) -> None:

@@ -109,6 +109,12 @@ FILES: dict[str, Make] = {
             "param_groups": [{"params": [0], "param_names": ["e.weight"]}],
         },
     ),
+    "numbers over each other": lambda p: save(
+        p, model={"x": torch.ones(2 << 20).as_strided((1 << 20, 2), (1, (1 << 20) - 1))}
+    ),
+    "rows over each other": lambda p: save(
+        p, model={"e.weight": torch.ones(2 << 20).as_strided((1 << 20, 2), (1, (1 << 20) - 1))}
+    ),
     "one wide row": lambda p: save(p, model={"e.weight": torch.ones(1, 1).expand(1, 1 << 24)}),
     "one tensor, named often": lambda p: save(p, model={f"x{i}": _ONE for i in range(20_000)}),
     "deflated pickle": lambda p: save_deflated(p, "data.pkl", 400 << 20, b"\x80\x02"),

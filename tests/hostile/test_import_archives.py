@@ -89,6 +89,24 @@ def test_header_that_shifts_or_hides_a_record_is_refused(
     assert outcome(build_zip(members, lie=lie), tmp_path) == "refused"
 
 
+@pytest.mark.parametrize("which", ["data/0", "data.pkl"])
+def test_header_that_names_its_record_otherwise_is_refused(
+    members: list[Member], which: str, tmp_path: Path
+) -> None:
+    """Readers that go by headers and those that go by the directory would see two archives."""
+    name = members[place(members, which)].name
+    data = build_zip(members)
+    assert data.count(name) >= 2
+    other = name[:-1] + b"9"
+    assert outcome(data.replace(name, other, 1), tmp_path) == "refused"
+
+    def lie(at: str, index: int, fields: Fields) -> None:
+        if (at, index) == ("local", place(members, which)):
+            fields["flags"] ^= 0x800
+
+    assert outcome(build_zip(members, lie=lie), tmp_path) == "refused"
+
+
 @pytest.mark.parametrize("field", ["packed", "unpacked", "header"])
 @pytest.mark.parametrize("difference", [-64, -1, 1, 64, 1 << 31, 0xFFFFFFFF])
 def test_directory_that_lies_about_a_record_is_refused(

@@ -105,3 +105,26 @@ def test_a_lying_state_of_a_reader_ends_in_errors_of_ours(run: StoredRun, value:
 def test_the_state_itself_is_taken(run: StoredRun) -> None:
     for is_late in (True, False):
         go_on(MemoryStorage(lay_out(run.copy()).files()), is_late=is_late)
+
+
+@pytest.mark.parametrize("lack", ["model", "optimizers", "row_state_shapes", "all", "one"])
+def test_a_part_of_dense_state_that_is_lacking_is_named(run: StoredRun, lack: str) -> None:
+    """Its reader alone knows that it needs it: the run itself may be sound."""
+    lying = run.copy()
+    for _, part in lying.parts("dense"):
+        dense = tree.from_bytes(part.data)
+        shapes = dense["row_state_shapes"]
+        table = next(name for name, columns in shapes.items() if columns)
+        if lack == "all":
+            shapes.clear()
+        elif lack == "one":
+            del shapes[table]
+        else:
+            del dense[lack]
+        part.data = tree.to_bytes(*tree.flatten(dense))
+    storage = MemoryStorage(lay_out(lying).files())
+    with (
+        watch(make_small(), storage) as ck,
+        pytest.raises(hf.CorruptDataError, match=r"lacks a part. part=|another shape than its col"),
+    ):
+        ck.resume()

@@ -166,6 +166,22 @@ def test_rows_of_another_server_are_refused(tmp_path: Path) -> None:
                 restore_rows(run.storage, catalog, 1, {TABLE: [target]}, servers=[0])
 
 
+def test_a_row_that_one_server_lacks_is_not_made_up_for_by_another(tmp_path: Path) -> None:
+    """The base has the right number of rows, and who restores one server sees only its own."""
+    placement = Placement(servers=2)
+    ids = [np.flatnonzero(placement.servers_of(np.arange(ROWS)) == server) for server in (0, 1)]
+    held = [ids[0][:-1], ids[1], ids[1][:1]]
+    segments = [Held(1, None, each.tolist()) for each in held]
+    path = tmp_path / "run"
+    catalog = forge(path, ROWS, segments, {1: 1}, sharding=Sharding(placement, 1))
+    assert not hf.verify(path).is_sound
+    storage = hf.open(path).storage
+    for server in (0, 1):
+        target = np.full((ROWS, WIDTH), 7, np.float32)
+        with pytest.raises(hf.DataLossError, match="every row"):
+            restore_rows(storage, catalog, 1, {TABLE: [target]}, servers=[server])
+
+
 # Lifetimes.
 
 BASE = Held(1, None, range(100))
@@ -202,6 +218,35 @@ def test_deletion_vectors_that_lie_are_refused(
         check_sound(tmp_path / "run", GRID, 100, [1, 2, 3])
     else:
         check_refused(tmp_path / "run", 100, step)
+
+
+@pytest.mark.parametrize("lie", [None, "older", "newer"])
+def test_deletion_vectors_of_two_grids_in_one_object_are_both_checked(
+    tmp_path: Path, lie: str | None
+) -> None:
+    segments = [
+        BASE, Held(2, 4, [5, 6, 7]), Held(3, 4, [6, 50]),
+        Held(4, None, [5, 6, 7, 50]), Held(5, None, [5, 8]), Held(6, None, [8, 9]),
+    ]  # fmt: skip
+    older = {(TABLE, 2): ([6] if lie != "older" else [7], [3])}
+    newer = {(TABLE, 5): ([8] if lie != "newer" else [5], [6])}
+    forge(
+        tmp_path / "run", 100, segments, dict.fromkeys(range(1, 7), 1),
+        older_grids={(1, 4, 3): older}, grid=(4, 6), kills=newer,
+    )  # fmt: skip
+    if lie is None:
+        check_sound(tmp_path / "run", segments, 100, [1, 2, 3, 4, 5, 6])
+    else:
+        check_refused(tmp_path / "run", 100, {"older": 3, "newer": 6}[lie])
+
+
+def test_a_vector_about_a_rollup_kills_nothing(tmp_path: Path) -> None:
+    """A grid's vectors are about what was born after its rollup."""
+    segments = [BASE, Held(2, None, [5, 50]), Held(3, None, [5, 8]), Held(4, None, [8])]
+    kills = {(TABLE, 2): ([50], [3]), (TABLE, 1): ([7], [4]), (TABLE, 3): ([8], [4])}
+    steps = dict.fromkeys(range(1, 5), 1)
+    forge(tmp_path / "run", 100, segments, steps, grid=(2, 4), kills=kills)
+    check_sound(tmp_path / "run", segments, 100, [1, 2, 3, 4])
 
 
 def test_the_wrong_one_of_two_versions_is_not_dead(tmp_path: Path) -> None:

@@ -43,6 +43,15 @@ def test_file_of_a_killed_writer_reads_up_to_its_last_whole_line(tmp_path: Path)
     assert [event.step for event in events.read_events(path)] == [1, 2, 3]  # type: ignore[attr-defined]
 
 
+def test_a_line_nested_beyond_all_depth_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    deep = '{"kind":' + "[" * 100_000 + "]" * 100_000 + "}"
+    path.write_text(f"{deep}\n")
+    assert list(events.read_events(path)) == []
+    with pytest.raises(InvalidRequestError):
+        events.from_json(deep)
+
+
 def test_broken_sink_is_dropped_once_and_the_others_go_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

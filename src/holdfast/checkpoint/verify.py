@@ -205,9 +205,11 @@ class _View:
         for entry in catalog.checkpoints:
             for extent in (entry.dense, *entry.ranks):
                 self.holders.setdefault(extent.object, []).append((entry, extent))
-        self.grids = {
-            g.deletion_vectors.object: g for g in catalog.grids if g.deletion_vectors is not None
-        }
+        self.grids: dict[str, list[tuple[GridEntry, Extent]]] = {}
+        for grid in catalog.grids:
+            if grid.deletion_vectors is not None:
+                found = self.grids.setdefault(grid.deletion_vectors.object, [])
+                found.append((grid, grid.deletion_vectors))
         self._steps = catalog.steps
         self._schemas: dict[int, dict[str, TableSchema]] = {}
         self.lifetimes = Lifetimes(catalog)
@@ -260,8 +262,8 @@ class _View:
             is_needed_K[places.start : places.stop] = True
         for holder, _ in self.holders.get(name, ()):
             is_needed_K[self.place_of(holder.step)] = True
-        if name in self.grids:
-            is_needed_K[self.steps_of(self.grids[name])] = True
+        for grid, _ in self.grids.get(name, ()):
+            is_needed_K[self.steps_of(grid)] = True
         return np.flatnonzero(is_needed_K)
 
 
@@ -294,14 +296,13 @@ def _object_damages(storage: Storage, view: _View, name: str) -> Iterator[_Found
                 check_row_state(dense, view.catalog.schema_of(holder))
         except HoldfastError as error:
             yield extent.describe(), str(error), view.place_of(holder.step)
-    grid = view.grids.get(name)
-    if grid is not None and grid.deletion_vectors is not None:
-        named.add(grid.deletion_vectors.offset)
+    for grid, extent in view.grids.get(name, ()):
+        named.add(extent.offset)
         try:
-            fetch.check_objects(storage, view.catalog, [grid.deletion_vectors])
+            fetch.check_objects(storage, view.catalog, [extent])
             view.note_vectors(grid, fetch.read_deletion_vectors(storage, grid))
         except HoldfastError as error:
-            yield grid.deletion_vectors.describe(), str(error), view.steps_of(grid)
+            yield extent.describe(), str(error), view.steps_of(grid)
     for extent in extents:
         if extent.offset in named:
             continue

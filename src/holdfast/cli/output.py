@@ -49,7 +49,7 @@ def parse_storage_options(text: str | None) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(Path(text[1:]).read_text() if text.startswith("@") else text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise InvalidRequestError(

@@ -41,11 +41,16 @@ def whole_folder(out: Path) -> Iterator[Path]:
         _sync_folder(temporary)
         if out.exists():
             out.rename(old)
-        temporary.rename(out)
+        try:
+            temporary.rename(out)
+        except OSError:
+            if old.exists():
+                old.rename(out)
+            raise
         _sync_folder(out.parent)
+        shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def check_out(out: Path, *, is_forced: bool, is_folder: bool) -> None:
@@ -55,7 +60,7 @@ def check_out(out: Path, *, is_forced: bool, is_folder: bool) -> None:
         InvalidRequestError: says what to do.
     """
     kind = "folder" if is_folder else "file"
-    if not out.parent.is_dir() or (out.exists() and out.is_dir() != is_folder):
+    if not out.name or not out.parent.is_dir() or (out.exists() and out.is_dir() != is_folder):
         raise InvalidRequestError(
             "cannot write there", out=str(out), todo=f"name a {kind} in a folder that exists"
         )

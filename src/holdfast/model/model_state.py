@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from holdfast.errors import InvalidRequestError
+from holdfast.errors import CorruptDataError, InvalidRequestError
 from holdfast.model.names import plain_name
 from holdfast.model.schema import TableSchema, cuts_of, holds, state_shape, whole_schema
 from holdfast.model.shard import Shard
@@ -518,7 +518,11 @@ class ModelState:
         self, stored: Shapes, schemas: Sequence[TableSchema]
     ) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
         """The shapes of row state held here, by table: as stored, for the rows and floats held;
-        and the types."""
+        and the types.
+
+        Raises:
+            CorruptDataError: the shape of a column that holds row state is not there.
+        """
         cuts = cuts_of(schemas)
         found: dict[str, Any] = {}
         dtypes: dict[str, dict[str, str]] = {}
@@ -529,7 +533,10 @@ class ModelState:
                 continue  # dense state
             parts = cuts[table.whole_name]
             for index, column in list(enumerate(parts[0].columns))[1:]:
-                shape = stored[parts[0].name][column.name]
+                shape = stored.get(parts[0].name, {}).get(column.name)
+                if shape is None:
+                    part = f"row_state_shapes[{parts[0].name!r:.60}]"
+                    raise CorruptDataError("dense state lacks a part", part=part)
                 rest = state_shape(parts, index, shape, width=table.width)
                 found[table.name][column.name] = [table.rows, *rest]
                 dtypes[table.name][column.name] = column.dtype

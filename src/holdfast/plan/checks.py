@@ -1,6 +1,7 @@
 """What every number given to the planner must be; the one place that says so.
 
-Invariant: NaN, infinity, True and text are no numbers here.
+Invariant: NaN, infinity, True and text are no numbers here, nor is what the planner cannot multiply
+without leaving the range of floats.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import numpy as np
 
 from holdfast.errors import InvalidRequestError
 
+NUMBER_MAX = 1e30
+
 
 def check_positive(name: str, value: float) -> None:
     """Refuse what is not a finite number above zero."""
-    if not is_number(value) or not 0 < value < math.inf:
+    if not is_number(value) or not 0 < value <= NUMBER_MAX:
         raise InvalidRequestError(
             f"{name} must be a finite number above zero",
             **{name: value},
@@ -24,7 +27,7 @@ def check_positive(name: str, value: float) -> None:
 
 def check_not_negative(name: str, value: float) -> None:
     """Refuse what is not a finite number of zero or more."""
-    if not is_number(value) or not 0 <= value < math.inf:
+    if not is_number(value) or not 0 <= value <= NUMBER_MAX:
         raise InvalidRequestError(
             f"{name} must be a finite number of zero or more",
             **{name: value},
@@ -34,7 +37,7 @@ def check_not_negative(name: str, value: float) -> None:
 
 def check_count(name: str, value: int) -> None:
     """Refuse what is not a whole number of one or more."""
-    if not is_whole(value) or value < 1:
+    if not is_whole(value) or not 1 <= value <= NUMBER_MAX:
         raise InvalidRequestError(
             f"{name} must be a whole number of one or more",
             **{name: value},

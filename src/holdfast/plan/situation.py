@@ -22,6 +22,7 @@ from holdfast.plan.checks import (
     check_number,
     check_positive,
     check_servers,
+    is_number,
 )
 from holdfast.plan.pls import check_pls
 
@@ -98,7 +99,7 @@ class Situation:
         check_number("changed_per_hour", self.changed_per_hour, 0, 1)
         check_number("changed_growth", self.changed_growth, 0, 1)
         check_pls(self.pls)
-        if not 0 < self.r <= 1:
+        if not is_number(self.r) or not 0 < self.r <= 1:
             raise InvalidRequestError("r is a share of the rows", r=self.r, todo="0.125 is usual")
 
     @property

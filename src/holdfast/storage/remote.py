@@ -204,7 +204,7 @@ class RemoteStorage:
         with self.reporting("list", prefix):
             self._fs.invalidate_cache()
             try:
-                found: dict[str, Any] = self._retrier.call(lambda: self._fs.find(top, detail=True))
+                found: dict[str, Any] = self._retrier.call(lambda: self._find(top))
             except FileNotFoundError:
                 return []
         objects = (
@@ -215,6 +215,14 @@ class RemoteStorage:
         return sorted(
             item for item in objects if item.name.startswith(prefix) and is_name(item.name)
         )
+
+    def _find(self, top: str) -> dict[str, Any]:
+        """All files below a path. Where there are folders, fsspec leaves out those that it fails to
+        list: nothing at all may be a failure, which asking for the path alone raises."""
+        found: dict[str, Any] = self._fs.find(top, detail=True)
+        if not found and not self._is_object_store:
+            self._fs.ls(top, detail=False)
+        return found
 
     def delete(self, name: str) -> None:
         """Remove an object."""

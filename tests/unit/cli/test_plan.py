@@ -109,6 +109,7 @@ def test_nonsense_ends_as_one_message(
     "text", [
         "- 1\n- 2\n", "rows: [1\n", "rows: ten\nrow_bytes: 4\nmtbf_h: 1\n",
         "rows: 1\nrow_bytes: 4\nmtbf_h: 1\ncolour: red\n",
+        "rows: 2020-99-99\n", "rows: " + "[" * 5000, "rows: " + "9" * 5000,
     ],
 )  # fmt: skip
 def test_wrong_file_ends_as_one_message(

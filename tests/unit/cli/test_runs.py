@@ -160,6 +160,18 @@ def test_restore_into_a_folder_that_is_missing(call, trained: Path, tmp_path: Pa
     assert "cannot write there" in data["error"]["message"]
 
 
+@pytest.mark.parametrize("out", ["", "/", "."])
+@pytest.mark.parametrize("format_", ["safetensors", "torch", "dcp"])
+def test_restore_to_what_has_no_name_is_refused(
+    call, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str, format_: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, data, _ = call("restore", trained, "--out", out, "--format", format_, "--force")
+    assert code == 1
+    assert "cannot write there" in data["error"]["message"]
+    assert not list(tmp_path.iterdir())
+
+
 def test_restore_of_a_damaged_step_leaves_no_file(call, trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained, tmp_path / "run")
     opened = hf.open(tmp_path / "run")

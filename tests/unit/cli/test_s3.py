@@ -57,7 +57,7 @@ def test_train_saves_to_a_bucket_and_resumes_from_it(call, moto: Server, options
     assert "catalog" in {name.split("/")[1] for name in moto.everything("cli-train")}
 
 
-@pytest.mark.parametrize("text", ["hunter2", "[1]", '{"key": "hunter2"'])
+@pytest.mark.parametrize("text", ["hunter2", "[1]", '{"key": "hunter2"', '{"hunter2":' * 9999])
 def test_options_that_are_no_json_object_are_refused_and_not_shown(call, text: str) -> None:
     code, data, _ = call("inspect", "s3://bucket/run", "--storage-options", text)
     assert code == 1

@@ -14,6 +14,7 @@ import torch
 
 import holdfast as hf
 from holdfast import events
+from holdfast.interchange.wholeness import whole_folder
 from holdfast.storage import open_storage
 from tests.fault import Fault, FaultyStorage, When
 from tests.hostile.import_bombs import optimizer, save
@@ -30,6 +31,25 @@ def source(tmp_path: Path) -> Path:
     (tmp_path / "in").mkdir()
     save(tmp_path / "in" / "a.pt", model={"top": torch.ones(3)}, step=4)
     return tmp_path / "in" / "a.pt"
+
+
+def test_export_that_cannot_take_its_place_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mine").write_text("x")
+    rename = Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if path.name.endswith(".part"):
+            raise OSError("something else is there")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(OSError, match="something else"), whole_folder(out) as temporary:
+        (temporary / "new").write_text("y")
+    assert tree(tmp_path) == ["out", "out/mine"]
 
 
 def test_failure_of_any_storage_call_leaves_nothing(source: Path, tmp_path: Path) -> None:

@@ -107,6 +107,8 @@ def test_frequent_failures_and_a_small_pls_send_everyone_back_to_full() -> None:
         {"mtbf_h": float("nan")}, {"servers": 0}, {"lost": 0}, {"lost": 17}, {"write_bytes_s": 0},
         {"r": 0}, {"r": 2}, {"pls": 0}, {"changed_per_hour": 1.5}, {"changed_growth": 0},
         {"updates_per_s": -1}, {"bits": 0}, {"coded": 0}, {"parity": 0}, {"memory_headroom": -0.1},
+        {"rows": 10**400}, {"bits": 10**31}, {"mtbf_h": 1e308}, {"updates_per_s": 10**400},
+        {"r": "0.1"}, {"rows": True}, {"job_h": float("inf")},
     ],
 )  # fmt: skip
 def test_nonsense_is_refused(wrong: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec import AbstractFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from holdfast.errors import (
@@ -58,6 +59,10 @@ class Backend(MemoryFileSystem):
     def find(self, path: str, *options: Any, **named: Any) -> Any:
         self._fail("find")
         return super().find(path, *options, **named)
+
+    def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
+        self._fail("ls")
+        return super().ls(path, detail=detail, **options)
 
     def exists(self, path: str, **options: Any) -> bool:
         found = super().exists(path, **options)
@@ -137,6 +142,24 @@ def test_whatever_a_backend_raises_becomes_unavailable(
     assert caught.value.__cause__ is raised
     assert ("credentials" in str(caught.value)) == isinstance(raised, PermissionError)
     assert set(backend.store) == {"/run/a"}
+
+
+class Walked(Backend):
+    """Lists as most file systems do: folder by folder, leaving out those that it fails to list."""
+
+    find = AbstractFileSystem.find
+
+
+@pytest.mark.parametrize("raised", [ConnectionError("refused"), PermissionError("denied")])
+def test_a_store_that_cannot_be_listed_is_not_an_empty_one(raised: Exception) -> None:
+    backend = Walked()
+    storage = RemoteStorage(backend, "/run", url="sftp://host/run", settings=ONCE)
+    assert storage.list("") == []
+    backend.pipe_file("/run/catalog/a", b"x")
+    assert [item.name for item in storage.list("catalog/")] == ["catalog/a"]
+    backend.failing["ls"] = raised
+    with pytest.raises(UnavailableError):
+        storage.list("catalog/")
 
 
 @pytest.mark.parametrize("raised", [FileExistsError(), StatusError(412)])
@@ -277,6 +300,26 @@ def test_no_secret_is_in_url_repr_or_message() -> None:
 def test_a_url_that_cannot_be_opened_is_refused(url: str) -> None:
     with pytest.raises(InvalidRequestError):
         open_storage(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [
+        ("dir://x", InvalidRequestError),
+        ("tar://x::file://{file}", InvalidRequestError),
+        ("zip://x::file://{file}", InvalidRequestError),
+        ("zip://x::file:///nowhere/at/all.zip", UnavailableError),
+        ("reference://::file://{file}", InvalidRequestError),
+        ("ftp://127.0.0.1:1/x", UnavailableError),
+    ],
+)
+def test_whatever_opening_a_url_raises_becomes_ours(
+    url: str, error: type[HoldfastError], tmp_path: Path
+) -> None:
+    (tmp_path / "odd").write_bytes(b"neither a tar nor a zip")
+    with pytest.raises(error) as caught:
+        open_storage(url.format(file=tmp_path / "odd")).list("")
+    assert type(caught.value) is error
 
 
 def test_a_missing_package_is_named() -> None:

@@ -123,7 +123,7 @@ def _read(file: Path | None) -> dict[str, Any]:
         found = yaml.safe_load(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise NotFoundError("no such file", file=str(file)) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as a day that is none
         raise InvalidRequestError("not a YAML file", file=str(file), found=str(error)) from error
     if not isinstance(found, dict):
         raise InvalidRequestError(

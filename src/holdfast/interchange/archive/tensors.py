@@ -6,6 +6,9 @@ memory. So a table of any size is imported through small buffers.
 
 Invariants:
 - Every number that a view can reach lies inside its record.
+- Numbers of a view lie over each other only where all of them fit into one read; a step of zero
+  (an expanded tensor) does not count. So what is read in all is about as much as the record holds,
+  or as is copied out of it.
 - Reading changes no bit, and takes at most ``_SPAN_BYTES`` besides the caller's own array.
 
 # ND: rows of numbers, B bytes; the other arrays have the shape of the tensor, or of a part of it
@@ -23,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from holdfast.errors import CorruptDataError
+from holdfast.errors import CorruptDataError, InvalidRequestError
 from holdfast.interchange.archive.files import Extent, shown
 
 SIZE_MAX = 1 << 56
@@ -86,7 +89,8 @@ class TensorRef:
             self.extent.file.read_into(data_B, at)
             out[...] = np.ndarray(out.shape, out.dtype, data_B, strides=stride_B)
             return
-        axis = max(range(out.ndim), key=reaches.__getitem__)
+        # The longest step: what is left lies together, and no byte of it is read again.
+        axis = max((a for a in range(out.ndim) if out.shape[a] > 1), key=stride_B.__getitem__)
         step = stride_B[axis]
         count = max(1, (_SPAN_BYTES - (span - reaches[axis])) // step + 1)
         for start in range(0, out.shape[axis], count):
@@ -107,6 +111,7 @@ def view_record(
 
     Raises:
         CorruptDataError: it has an impossible shape, or reaches beyond its record.
+        InvalidRequestError: its numbers lie over each other, and there are many.
     """
     is_possible = len(shape) == len(stride) <= DIMENSIONS_MAX and all(
         type(size) is int and 0 <= size < SIZE_MAX for size in (at, *shape, *stride)
@@ -121,7 +126,30 @@ def view_record(
             "a tensor reaches beyond its record", path=shown(record.path), shape=shape,
             bytes=(at + reach) * item, record_bytes=record.bytes,
         )  # fmt: skip
+    if reach * item > _SPAN_BYTES and _is_overlapping(shape, stride):
+        raise InvalidRequestError(
+            "numbers of a large tensor lie over each other", path=shown(record.path), shape=shape,
+            stride=stride, todo="save it as tensor.contiguous()",
+        )  # fmt: skip
     return TensorRef(record.part(at * item, reach * item), dtype, shape, stride, is_negated)
+
+
+def _is_overlapping(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether a step along one dimension may end inside of what the shorter steps span. A step of
+    zero repeats numbers, and overlaps nothing.
+
+    >>> _is_overlapping((4, 3), (3, 1)), _is_overlapping((4, 3), (1, 4))
+    (False, False)
+    >>> _is_overlapping((4, 3), (1, 1)), _is_overlapping((9, 3), (0, 1))
+    (True, False)
+    """
+    span = 0
+    for step, size in sorted(zip(stride, shape, strict=True)):
+        if size > 1 and step:
+            if step <= span:
+                return True
+            span += (size - 1) * step
+    return False
 
 
 def _is_contiguous(shape: Sequence[int], stride: Sequence[int]) -> bool:
