@@ -191,6 +191,8 @@ class _Actor:
 
     def _has_compiled(self) -> bool:
         """Whether it has compiled kernels since it was last asked."""
+        if not self._where:
+            return False  # it is no process yet
         seconds = self._ray.get_soon(self._handle.compiling_s.remote())
         if seconds is None or seconds <= self._compiled_s:
             return False

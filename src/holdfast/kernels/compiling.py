@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
+import numpy as np
 import numpy.typing as npt
 from numba.core import caching
 
@@ -80,6 +81,11 @@ def read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     view = array.view()
     view.flags.writeable = False
     return view
+
+
+def as_slots(slots_N: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Slots of any whole type as the kernels take them."""
+    return read_only(np.ascontiguousarray(slots_N, np.int64))
 
 
 @dataclass(frozen=True, slots=True)

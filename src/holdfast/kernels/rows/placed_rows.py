@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.kernels.compiling import helper, kernel
-from holdfast.kernels.servers.shard import as_slots
+from holdfast.kernels.compiling import as_slots, helper, kernel
 
 Ids = npt.NDArray[np.int64]
 Slots = npt.NDArray[np.int32]

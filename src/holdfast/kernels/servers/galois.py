@@ -25,10 +25,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.kernels.compiling import helper, kernel, read_only
+from holdfast.kernels.compiling import as_slots, helper, kernel, read_only
 from holdfast.kernels.pointers import array_at
 from holdfast.kernels.rows.gather import check_ids, prefetch
-from holdfast.kernels.servers.shard import as_slots
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]

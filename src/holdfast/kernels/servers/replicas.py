@@ -24,10 +24,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.kernels.compiling import helper, kernel, read_only
+from holdfast.kernels.compiling import as_slots, helper, kernel, read_only
 from holdfast.kernels.rows.gather import check_ids
 from holdfast.kernels.servers.optimizers import check_update, step_row
-from holdfast.kernels.servers.shard import as_slots
 
 Floats = npt.NDArray[np.float32]
 Slots = npt.NDArray[np.int64]

@@ -36,12 +36,10 @@ picked_K  positions in it; diffs_KW  differences as words.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.kernels.compiling import helper, kernel, read_only
+from holdfast.kernels.compiling import as_slots, helper, kernel, read_only
 from holdfast.kernels.rows.gather import check_ids, prefetch
 from holdfast.kernels.servers.optimizers import check_update, step_row
 
@@ -52,11 +50,6 @@ Words = npt.NDArray[np.uint32]
 
 # Far enough to hide a cache miss behind the rows before, near enough to be still in the cache.
 _AHEAD = 8
-
-
-def as_slots(slots_N: npt.NDArray[Any]) -> Slots:
-    """Slots of any whole type as the kernels take them."""
-    return read_only(np.ascontiguousarray(slots_N, np.int64))
 
 
 def new_waiting(records: int, width: int, room: int) -> tuple[Places, Slots, Floats]:

@@ -29,10 +29,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.kernels.compiling import helper, kernel
+from holdfast.kernels.compiling import as_slots, helper, kernel
 from holdfast.kernels.pointers import array_at
 from holdfast.kernels.servers.galois import _DOUBLED, _times
-from holdfast.kernels.servers.shard import as_slots
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
