@@ -13,6 +13,7 @@ from holdfast.cluster import child
 from holdfast.cluster.message import Message
 from holdfast.cluster.wire import Caller, Listener
 from holdfast.errors import InvalidRequestError
+from holdfast.kernels import compiling
 
 MODULE = "tests.cluster.roles"
 TOKEN = "7f3a"
@@ -57,6 +58,14 @@ def silent(spec: Mapping[str, Any], ready: Ready, stop: threading.Event) -> None
     stop.wait()
 
 
+def compiles(spec: Mapping[str, Any], ready: Ready, stop: threading.Event) -> None:
+    """Ready after it has told that it compiles."""
+    for _ in range(2):
+        with compiling._progress.compiling():
+            pass
+    echo(spec, ready, stop)
+
+
 def refuses(spec: Mapping[str, Any], ready: Ready, stop: threading.Event) -> None:
     """Refuses its spec."""
     raise InvalidRequestError("no rows to serve", rows=spec["rows"], todo="give it rows")
@@ -70,5 +79,5 @@ def crashes(spec: Mapping[str, Any], ready: Ready, stop: threading.Event) -> Non
 
 
 if __name__ == "__main__":
-    names = ("echo", "deaf", "silent", "refuses", "crashes")
+    names = ("echo", "deaf", "silent", "compiles", "refuses", "crashes")
     child.main({name: f"{MODULE}:{name}" for name in names})

@@ -36,7 +36,8 @@ pytestmark = pytest.mark.xdist_group("ray")
 ROOT = Path(__file__).parents[2]
 SPEC = {"token": TOKEN}
 LONG_S = 60
-ROLES = {name: f"{MODULE}:{name}" for name in ("echo", "deaf", "silent", "refuses", "crashes")}
+NAMES = ("echo", "deaf", "silent", "compiles", "refuses", "crashes")
+ROLES = {name: f"{MODULE}:{name}" for name in NAMES}
 # A parent sees how its child ended; Ray sees that it did.
 KILLED = {"local": "was killed by signal 9", "ray": "died: .*"}
 VANISHED = {"local": "ended with code 3", "ray": "died: .*"}
@@ -209,6 +210,11 @@ def test_a_refusal_at_the_start_is_raised_as_it_was(engine: Engine) -> None:
 def test_a_crash_at_the_start_shows_what_it_wrote(engine: Engine, kind: str) -> None:
     with pytest.raises(UnavailableError, match=rf"(?s){CRASHED[kind]}.*the rollup gave way"):
         engine.start("crashes", "c0", {})
+
+
+def test_a_process_that_compiles_first_is_ready_all_the_same(engine: Engine) -> None:
+    process = engine.start("compiles", "k0", SPEC)
+    assert ask_pid(process) == process.pid
 
 
 def test_an_unknown_role_is_refused(engine: Engine) -> None:

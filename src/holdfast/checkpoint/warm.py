@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import itertools
-import sys
-import threading
-import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 
 import numpy as np
 
-from holdfast.checkpoint.format.codec import Codec, fit_codec
+from holdfast.checkpoint.format.codec import Codec, fit_codec, parse_codec
 from holdfast.checkpoint.format.segment import Segment, encode_segment
 from holdfast.checkpoint.planning.codecs import CodecPlan
 from holdfast.checkpoint.selecting import priority
+from holdfast.kernels.compiling import run_all
 from holdfast.kernels.rows import bitmap, bloom, gather, gradients
-from holdfast.kernels.segments import scatter
+from holdfast.kernels.segments import deaths, scatter
 from holdfast.model.dtypes import array_dtype, as_bits
-from holdfast.model.schema import FLOAT32
+from holdfast.model.schema import DTYPE_BYTES, FLOAT32
 
-_PATIENCE_S = 1.0
+# A codec for each kernel that there is: the number of bits is an argument.
+_EVERY_KIND = (
+    "fp32", "fp16", "bf16", "sym8", "asym8", "adaptive4", "log8", "kmeans4", "kmeans4-block",
+    "kmeans4-cluster",
+)  # fmt: skip
 
 
 def warm_kernels(
@@ -31,36 +34,56 @@ def warm_kernels(
 ) -> float:
     """Run every kernel a save and a restore need once, on a few rows of these types; the seconds it
     took."""
-    started = time.perf_counter()
-    notice = threading.Timer(
-        _PATIENCE_S,
-        lambda: print("holdfast: compiling kernels, once per machine ...", file=sys.stderr),
-    )
-    notice.daemon = True
-    notice.start()
-    try:
-        words_W = bitmap.new(64)
-        ids_N = np.array([1, 2, 5], np.int64)
-        for kind in (np.int64, np.int32):
-            bitmap.mark(words_W, ids_N.astype(kind), 64)
-        ats = [np.array([array.ctypes.data]) for array in (words_W, ids_N)]
-        bitmap.mark_sets(ats[0], np.array([64]), ats[1], np.array([3]))
-        bitmap.union_into(words_W, words_W)
-        bitmap.ids(words_W, 0, int(bitmap.split(words_W, 2)[-1]))
-        bitmap.is_set(words_W, ids_N)
-        for width in (np.int64, np.int32):
-            gradients.mark_nonzero(np.ones((64, 2), width), words_W)
-        if has_priority:
-            priority.warm()
-        # Row state may appear only later: its codecs are needed at the first save all the same.
-        used = {codecs.weights}
-        used |= {codecs.for_column(1, is_non_negative=flag) for flag in (True, False)}
-        for codec, dtype in itertools.product(used, dtypes):
-            for chosen_N in (ids_N, np.arange(3)):
-                _round_trip(fit_codec(codec, dtype), chosen_N, dtype, has_grid=has_grid)
-    finally:
-        notice.cancel()
-    return time.perf_counter() - started
+    # Row state may appear only later: its codecs are needed at the first save all the same.
+    used = {codecs.weights}
+    used |= {codecs.for_column(1, is_non_negative=flag) for flag in (True, False)}
+    return run_all([
+        *_marking(),
+        *([priority.warm] if has_priority else []),
+        *_storing(used, dtypes, has_grid=has_grid),
+        _place,
+    ])  # fmt: skip
+
+
+def warm_all() -> float:
+    """The same for everything that any settings may need."""
+    codecs = [parse_codec(name) for name in _EVERY_KIND]
+    return run_all([
+        *_marking(),
+        priority.warm,
+        *_storing(codecs, (FLOAT32,), has_grid=True),
+        *_storing([parse_codec("fp32")], DTYPE_BYTES, has_grid=True),
+        _kill,
+        _place,
+    ])  # fmt: skip
+
+
+def _marking() -> Iterator[Callable[[], object]]:
+    """What finds and keeps the rows that changed."""
+    words_W = bitmap.new(64)
+    ids_N = np.array([1, 2, 5], np.int64)
+    for kind in (np.int64, np.int32):
+        yield partial(bitmap.mark, words_W, ids_N.astype(kind), 64)
+    yield lambda: bitmap.mark_sets(_at(words_W), np.array([64]), _at(ids_N), np.array([3]))
+    yield lambda: bitmap.union_into(words_W, words_W)
+    yield lambda: bitmap.ids(words_W, 0, 64)
+    yield lambda: bitmap.split(words_W, 2)
+    yield lambda: bitmap.is_set(words_W, ids_N)
+    for width in (np.int64, np.int32):
+        yield partial(gradients.mark_nonzero, np.ones((64, 2), width), words_W)
+
+
+def _at(array: np.ndarray) -> np.ndarray:
+    return np.array([array.ctypes.data])
+
+
+def _storing(
+    codecs: Collection[Codec], dtypes: Collection[str], *, has_grid: bool
+) -> Iterator[Callable[[], object]]:
+    """What rows become of and are made from."""
+    for codec, dtype in itertools.product(codecs, dtypes):
+        for ids_N in (np.array([1, 2, 5]), np.arange(3)):
+            yield partial(_round_trip, fit_codec(codec, dtype), ids_N, dtype, has_grid=has_grid)
 
 
 def _round_trip(codec: Codec, ids_N: np.ndarray, dtype: str, *, has_grid: bool) -> None:
@@ -77,6 +100,17 @@ def _round_trip(codec: Codec, ids_N: np.ndarray, dtype: str, *, has_grid: bool) 
     words_W = segment.filter()
     if words_W is not None:
         bloom.has(words_W, ids_N)
+
+
+def _kill() -> None:
+    """What tells the rows of a chunk that died."""
+    ids_N, deaths_N = np.arange(3), np.full(3, -1)
+    deaths.mark_deaths(ids_N, ids_N[:1], ids_N[:1], deaths_N)
+    deaths.are_vectors(ids_N, ids_N, ids_N[1:2], ids_N[:1])
+
+
+def _place() -> None:
+    """What copies many small segments into tables."""
     nothing_K = np.empty(0, np.int64)
     nothing_TC = np.empty((0, 1), np.int64)
     tables = scatter.Tables(*(nothing_K,) * 3, *(nothing_TC,) * 4)

@@ -39,8 +39,10 @@ from holdfast.cluster.coordinator import Settings
 from holdfast.cluster.engine import Engine, LocalEngine, Process
 from holdfast.cluster.leases import Leases
 from holdfast.cluster.spec import ClusterSpec
+from holdfast.cluster.warm import warm_kernels
 from holdfast.cluster.worker import Session
 from holdfast.errors import HoldfastError, InvalidRequestError
+from holdfast.kernels import compiling
 from holdfast.recsys import cluster_train
 from holdfast.report.cluster import live as clusterlive
 from holdfast.report.cluster.training import ClusterRun, summarize
@@ -130,8 +132,7 @@ def _train(
     job: ClusterJob, spec: ClusterSpec, folder: Path, log: events.EventLog, usage: _Usage
 ) -> float | None:
     """All batches, the audit, and the AUC."""
-    if job.layer is not None:
-        _warm(job.layer, log)
+    _warm(job.layer, log)
     engine = _make_engine(job, folder / "logs")
     cluster = Cluster(
         spec,
@@ -193,9 +194,20 @@ def _make_engine(job: ClusterJob, logs: Path) -> Engine:
     return RayEngine(choice.address, allow_remote=choice.allow_remote, logs=logs)
 
 
-def _warm(choice: LayerChoice, log: events.EventLog) -> None:
-    """Compile what servers save with, before they are asked to in a hurry; they find it cached."""
-    began = time.perf_counter()
+def _warm(layer: LayerChoice | None, log: events.EventLog) -> None:
+    """Compile what servers need, before they are started or asked to save in a hurry.
+
+    Here, where it is seen how far that is; they load it. If no folder can keep it they compile.
+    """
+    if compiling.compiled().folder is not None:
+        seconds = warm_kernels()
+        if layer is not None:
+            seconds += _warm_layer(layer)
+        log.emit(events.KernelsCompiled(seconds=seconds))
+
+
+def _warm_layer(choice: LayerChoice) -> float:
+    """What servers save with; the seconds it took."""
     chosen, settings = as_strategy(choice.strategy), choice.settings
     plan = plan_codec(
         settings.get("codec", chosen.codec),
@@ -204,10 +216,12 @@ def _warm(choice: LayerChoice, log: events.EventLog) -> None:
         restores=0,
     )
     state = [plan.for_column(1, is_non_negative=is_positive) for is_positive in (False, True)]
-    store.warm({"": [plan.for_column(0, is_non_negative=False), *state]})
+    steps: list[Callable[[], object]] = [
+        lambda: store.warm({"": [plan.for_column(0, is_non_negative=False), *state]})
+    ]
     if chosen.priority is not None:
-        priority.warm()
-    log.emit(events.KernelsCompiled(seconds=time.perf_counter() - began))
+        steps.append(priority.warm)
+    return compiling.run_all(steps)
 
 
 @contextmanager

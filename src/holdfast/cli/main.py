@@ -34,6 +34,7 @@ from holdfast.cli.commands.restore import restore
 from holdfast.cli.commands.train import train
 from holdfast.cli.commands.verify import verify
 from holdfast.cli.output import print_json
+from holdfast.cli.warmup import warmup
 from holdfast.errors import HoldfastError
 from holdfast.visible import visible
 
@@ -47,7 +48,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    demo, train, compare, inspect, diff, verify, restore, delete, plan, emulate, calibrate
+    demo, train, compare, inspect, diff, verify, restore, delete, plan, emulate, calibrate, warmup
 ):  # fmt: skip
     app.command()(command)
 app.command("import")(import_)

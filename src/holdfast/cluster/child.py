@@ -1,7 +1,8 @@
 """The first lines of every process the engine starts: read what to be, be it, end with the driver.
 
     stdin:  {"role": ..., "name": ..., "spec": {...}}    one line; then open while the driver lives
-    stdout: {"address": ...} or {"error": ...}           one line
+    stdout: {"compiling_s": ...}                         while kernels are compiled
+            {"address": ...} or {"error": ...}           the last line
 
 Invariants:
 - What to run comes from a fixed table, never from what was received.
@@ -27,6 +28,7 @@ from typing import Any, BinaryIO, NoReturn
 from holdfast.checkpoint.format import stored_json
 from holdfast.cluster.message import error_message
 from holdfast.errors import InvalidRequestError
+from holdfast.kernels.compiling import reporting
 
 Run = Callable[[Mapping[str, Any], Callable[[str], None], threading.Event], None]
 """``run(spec, ready, stop)`` calls ``ready(address)`` once, and returns when ``stop`` is set."""
@@ -55,7 +57,9 @@ def main(roles: Mapping[str, str] = ROLES) -> NoReturn:
     try:
         order = parse_order(sys.stdin.buffer.readline())
         threading.Thread(target=_end_with, args=(sys.stdin.buffer, stop), daemon=True).start()
-        find_role(order["role"], roles)(order["spec"], ready, stop)
+        run = find_role(order["role"], roles)
+        with reporting(lambda seconds: _tell(answers, {"compiling_s": seconds})):
+            run(order["spec"], ready, stop)
         code = 0
     except BaseException as error:  # the edge of a process: its driver shall know why
         traceback.print_exc()
@@ -96,9 +100,17 @@ def _end_with(stdin: BinaryIO, stop: threading.Event) -> None:
 
 
 def _answer(answers: Any, value: Mapping[str, Any]) -> None:
-    with suppress(OSError):  # nobody may be there to read it; stdin tells the same
-        answers.write(json.dumps(value) + "\n")
+    """Say the last thing."""
+    _tell(answers, value)
+    with suppress(OSError):
         answers.close()
+
+
+def _tell(answers: Any, value: Mapping[str, Any]) -> None:
+    # Nobody may be there to read it; stdin tells the same. After the last thing nothing is said.
+    with suppress(OSError, ValueError):
+        answers.write(json.dumps(value) + "\n")
+        answers.flush()
 
 
 def _leave(code: int) -> NoReturn:

@@ -31,10 +31,10 @@ from typing import IO, Any, Protocol
 from holdfast.cluster.logs import read_tail
 from holdfast.cluster.machines import LOOPBACK
 from holdfast.cluster.message import ERROR, Message, as_error
-from holdfast.cluster.roster import Roster
+from holdfast.cluster.roster import Roster, Starting
 from holdfast.errors import HoldfastError, UnavailableError
 
-START_S = 180.0  # the first time all kernels are compiled; a death is seen at once anyway
+START_S = 180.0  # without the time to compile kernels; a death is seen at once anyway
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class _Child:
         self._start, self._log, self._told = start, log, told
         self.name = start.name
         self._is_asked = self._is_told = False
-        self._ready = threading.Event()
+        self._ready, self._starting = threading.Event(), Starting()
         self._address = ""
         self._error: HoldfastError | None = None
         stderr: IO[bytes] | None = None if log is None else log.open("ab")
@@ -180,7 +180,7 @@ class _Child:
 
     def wait_ready(self, ends_at: float) -> Process:
         """The process, when it has said where it listens."""
-        if not self._ready.wait(max(0.0, ends_at - time.monotonic())):
+        if not self._starting.wait(self._ready, ends_at):
             raise UnavailableError("a process did not start in time", **self._facts())
         if self._error is not None:
             raise self._error
@@ -215,8 +215,7 @@ class _Child:
             self._popen.stdin.write(line)
             self._popen.stdin.flush()
         self._is_told = True
-        answer = self._popen.stdout.readline()
-        is_ready = self._hear(answer)
+        is_ready = self._hear(self._popen.stdout)
         if is_ready:
             self._ready.set()
         self._popen.stdout.close()
@@ -234,9 +233,11 @@ class _Child:
             )
         self._ready.set()
 
-    def _hear(self, answer: bytes) -> bool:
+    def _hear(self, answers: IO[bytes]) -> bool:
+        """Whether it has said where it listens; before, it may say that it compiles."""
         with suppress(ValueError, TypeError, AttributeError):
-            found = json.loads(answer)
+            while "compiling_s" in (found := json.loads(answers.readline())):
+                self._starting.tell(float(found["compiling_s"]))
             if ERROR in found:
                 self._error = as_error(Message(ERROR, found[ERROR]))
             self._address = found.get("address", "")

@@ -46,8 +46,9 @@ from holdfast.cluster.machines import (
     this_machine,
 )
 from holdfast.cluster.message import ERROR, Message, as_error, error_message
-from holdfast.cluster.roster import Roster
+from holdfast.cluster.roster import Roster, Starting
 from holdfast.errors import HoldfastError, InvalidRequestError, UnavailableError
+from holdfast.kernels.compiling import reporting
 
 _ENVIRONMENT = {  # on_death tells it; Ray would write to the driver's stdout
     "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",
@@ -62,6 +63,7 @@ _OBJECT_STORE_BYTES = 80 << 20  # about the least Ray takes; rows do not travel 
 _CPUS = 0.01  # of what Ray counts, a process: they wait for nobody's turn
 _BEGINNINGS = 2  # of a Ray of our own, before it is given up
 _CALLS = 4  # of an actor at the same time: its role, and what is asked meanwhile
+_SOON_S = 5.0  # for an actor to answer while its role starts
 _END_S = 90.0  # for another machine to end a process; Ray takes up to a minute to miss a machine
 
 
@@ -153,7 +155,8 @@ class _Actor:
         self.process: Process | None = None
         self._where: dict[str, Any] = {}
         self._is_asked = False
-        self._ready = threading.Event()
+        self._ready, self._starting = threading.Event(), Starting()
+        self._compiled_s = 0.0
         self._error: HoldfastError | None = None
         self._handle = ray.new_actor()
         self._thread = threading.Thread(
@@ -177,12 +180,25 @@ class _Actor:
 
     def wait_ready(self, ends_at: float) -> Process:
         """The process, when it has said where it listens."""
-        if not self._ready.wait(max(0.0, ends_at - time.monotonic())):
+        while not self._starting.wait(self._ready, ends_at):
+            if self._has_compiled():
+                continue
             raise UnavailableError("a process did not start in time", **self._facts())
         if self._error is not None:
             raise self._error
         assert self.process is not None
         return self.process
+
+    def _has_compiled(self) -> bool:
+        """Whether it has compiled kernels since it was last asked."""
+        if not self._where:
+            return False  # it is no process yet
+        seconds = self._ray.get_soon(self._handle.compiling_s.remote())
+        if seconds is None or seconds <= self._compiled_s:
+            return False
+        self._compiled_s = seconds
+        self._starting.tell(seconds)
+        return True
 
     def ask_to_end(self) -> None:
         """It ends when it has put its things in order."""
@@ -265,6 +281,7 @@ class _Role:
     def __init__(self) -> None:
         self._stop, self._has_answer = threading.Event(), threading.Event()
         self._answer: dict[str, Any] = {}
+        self._compiling_s = 0.0
 
     def where(self) -> dict[str, Any]:
         """The process: its number, when it began, on which machine, on which node of Ray."""
@@ -288,7 +305,8 @@ class _Role:
             if allow_remote:
                 spec = {**spec, "host": self.where()["host"], "allow_remote": True}
             run = find_role(order["role"], roles)
-            run(spec, lambda address: self._tell({"address": address}), self._stop)
+            with reporting(self._compiles):
+                run(spec, lambda address: self._tell({"address": address}), self._stop)
         except BaseException as error:  # the edge of a process: its driver shall know why
             traceback.print_exc()
             if not self._has_answer.is_set():
@@ -300,6 +318,13 @@ class _Role:
         """Where it listens, or why it does not."""
         self._has_answer.wait()
         return self._answer
+
+    def compiling_s(self) -> float:
+        """How long it has compiled kernels until now."""
+        return self._compiling_s
+
+    def _compiles(self, seconds: float) -> None:
+        self._compiling_s = seconds
 
     def stop(self) -> None:
         """Let the role end."""
@@ -415,6 +440,12 @@ class _Ray:
     def get(self, answer: Any) -> Any:
         """Wait for the answer to a call."""
         return self._api.get(answer)
+
+    def get_soon(self, answer: Any) -> Any:
+        """The answer to a call, or None where there is none soon."""
+        with suppress(self._api.exceptions.RayError):
+            return self._api.get(answer, timeout=_SOON_S)
+        return None
 
     def forget(self, actor: Any) -> None:
         """Make Ray end an actor; a hung one is forgotten, and lives on."""

@@ -23,6 +23,8 @@ from holdfast.errors import InvalidRequestError, NotFoundError
 if TYPE_CHECKING:
     from holdfast.cluster.engine import OnDeath, Process, Start
 
+KERNEL_S = 60.0  # to compile one kernel, on a machine that is very busy
+_LOOK_S = 1.0
 STOP_S = 3.0  # longer than a child gives its role to end (child.py)
 
 
@@ -54,6 +56,31 @@ class Handle(Protocol):
 
 
 H = TypeVar("H", bound=Handle)
+
+
+class Starting:
+    """How long a process that starts is waited for: the time it compiles kernels does not count."""
+
+    def __init__(self) -> None:
+        self._compiling_s = self._told_at = 0.0
+
+    def tell(self, compiling_s: float) -> None:
+        """It has said how long it has compiled until now."""
+        self._compiling_s, self._told_at = compiling_s, time.monotonic()
+
+    def wait(self, ready: threading.Event, ends_at: float) -> bool:
+        """Whether it is ready by then, or later by as long as it compiled.
+
+        A process that has compiled and says nothing more is given ``KERNEL_S`` besides.
+        """
+        while not ready.is_set():
+            now = time.monotonic()
+            silent_s = now - self._told_at if self._told_at else 0.0
+            left_s = ends_at + self._compiling_s + min(silent_s, KERNEL_S) - now
+            if left_s <= 0:
+                return False
+            ready.wait(min(left_s, _LOOK_S))  # it may say meanwhile that it compiles
+        return True
 
 
 class Roster(Generic[H]):

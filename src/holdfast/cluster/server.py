@@ -41,7 +41,7 @@ from holdfast.cluster.shard import Renewal, Shard
 from holdfast.cluster.spec import ClusterSpec
 from holdfast.cluster.trustee import Trustee
 from holdfast.cluster.view import View
-from holdfast.cluster.warm import warm_kernels
+from holdfast.cluster.warm import warm_kernels, warm_sum
 from holdfast.cluster.wire import Caller, Listener, Stream
 from holdfast.errors import (
     ConflictError,
@@ -221,6 +221,8 @@ class Server:
         return order
 
     def _make_shard(self, order: ServerOrder) -> Shard:
+        if any(table.code == "sum" for table in order.spec.tables):
+            warm_sum()
         memory, self._memory = self._memory, Reserve()
         return Shard(
             order.spec,

@@ -23,6 +23,7 @@ from holdfast.cluster.arena import Arena, plan_arenas
 from holdfast.cluster.code import make_code
 from holdfast.cluster.hot import HotTable, check_hot
 from holdfast.errors import InvalidRequestError
+from holdfast.kernels.compiling import read_only
 from holdfast.kernels.servers import optimizers
 from holdfast.model.placement import Placement
 
@@ -74,8 +75,8 @@ class Optimizer:
     @property
     def hyper_H(self) -> np.ndarray:
         """Its numbers as the kernels take them."""
-        return np.array(
-            [self.lr, self.momentum, self.beta2, self.eps, self.weight_decay], np.float32
+        return read_only(
+            np.array([self.lr, self.momentum, self.beta2, self.eps, self.weight_decay], np.float32)
         )
 
 

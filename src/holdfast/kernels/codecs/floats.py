@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+
+from holdfast.kernels.compiling import helper, kernel
 
 Array = npt.NDArray[Any]
 
@@ -58,7 +59,7 @@ _SMALL_BITS = np.uint32(0x37800000)
 _NONE = np.uint32(0)
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _half_truncate(mag: Any) -> Any:
     near = np.float32(mag + _HALF_GRID) - _HALF_GRID
     small = near - _HALF_STEP if near > mag else near
@@ -66,13 +67,13 @@ def _half_truncate(mag: Any) -> Any:
     return small if mag < _HALF_NORMAL else large.view(np.float32)
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _half_ulp(mag: Any) -> Any:
     binade = np.uint32(np.float32(mag).view(np.uint32) & _EXPONENT)
     return _HALF_STEP if mag < _HALF_NORMAL else binade.view(np.float32) * _ULP
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def half_down(x: Any) -> Any:
     """The largest fp16 number not above a finite float32 x, as float32."""
     mag = -x if x < _ZERO else x
@@ -81,14 +82,14 @@ def half_down(x: Any) -> Any:
     return -away if x < _ZERO else cut
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def half_up(mag: Any) -> Any:
     """The smallest fp16 number not below a finite float32 mag >= 0, as float32."""
     cut = _half_truncate(mag)
     return cut + _half_ulp(mag) if cut < mag else cut
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def half_bits(v: Any) -> Any:
     """The pattern of a float32 that fp16 holds exactly."""
     bits = np.float32(v).view(np.uint32)
@@ -99,7 +100,7 @@ def half_bits(v: Any) -> Any:
     return np.uint16(((bits >> _S16) & _HALF_SIGN) | rest)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def half_from_bits(half: Any) -> Any:
     """The float32 value of an fp16 pattern; infinities and NaN come out as such."""
     wide = np.uint32(half)
@@ -113,7 +114,7 @@ def half_from_bits(half: Any) -> Any:
     return np.uint32(mag | ((wide & _HALF_SIGN) << _S16)).view(np.float32)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def halves_are_finite(half_K: Array) -> Any:
     """Whether an array of fp16 patterns holds neither infinity nor NaN."""
     top = np.uint16(0)
@@ -122,7 +123,7 @@ def halves_are_finite(half_K: Array) -> Any:
     return top < np.uint16(0x7C00)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def encode_fp16(bits_ND: Array, out_ND: Array, bad_N: Array) -> Any:
     """Round rows to nearest-even fp16; mark those that overflow, are not finite, or too small."""
     for i in range(bits_ND.shape[0]):
@@ -142,7 +143,7 @@ def encode_fp16(bits_ND: Array, out_ND: Array, bad_N: Array) -> Any:
         bad_N[i] = top >= _FP16_OVERFLOW or (_NONE < top < _SMALL_BITS)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def decode_fp16(in_ND: Array, dst_MD: Array, ids_N: Array) -> Any:
     """Widen fp16 rows and scatter them."""
     for i in range(in_ND.shape[0]):
@@ -154,7 +155,7 @@ def decode_fp16(in_ND: Array, dst_MD: Array, ids_N: Array) -> Any:
             dst_D[j] = half_from_bits(in_D[j])
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def encode_bf16(bits_ND: Array, out_ND: Array, bad_N: Array) -> Any:
     """Round rows to nearest-even bf16; mark those that overflow or are not finite."""
     for i in range(bits_ND.shape[0]):
@@ -169,7 +170,7 @@ def encode_bf16(bits_ND: Array, out_ND: Array, bad_N: Array) -> Any:
         bad_N[i] = top >= _BF16_OVERFLOW
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def decode_bf16(in_ND: Array, dst_bits_MD: Array, ids_N: Array) -> Any:
     """Widen bf16 rows and scatter them."""
     for i in range(in_ND.shape[0]):
@@ -181,7 +182,7 @@ def decode_bf16(in_ND: Array, dst_bits_MD: Array, ids_N: Array) -> Any:
             dst_D[j] = np.uint32(in_D[j]) << _S16
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def scatter_bytes(in_NB: Array, dst_MB: Array, ids_N: Array) -> Any:
     """Copy rows of bytes to their places; bytes, because a section may lie at any address."""
     for i in range(in_NB.shape[0]):

@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from holdfast.kernels.codecs.floats import (
     HALF_MAX,
@@ -35,6 +34,7 @@ from holdfast.kernels.codecs.floats import (
 )
 from holdfast.kernels.codecs.packing import pack_tile, padded_width, unpack_tile
 from holdfast.kernels.codecs.quantize import tile_rows
+from holdfast.kernels.compiling import helper, kernel
 
 Array = npt.NDArray[Any]
 
@@ -42,7 +42,7 @@ _ZERO = np.float32(0.0)
 _INF = np.float32(np.inf)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def mark_bad(rows_ND: Array, bad_N: Array) -> Any:
     """Mark the rows that fp16 entries cannot describe: not finite, too large, or too small."""
     for i in range(rows_ND.shape[0]):
@@ -56,14 +56,14 @@ def mark_bad(rows_ND: Array, bad_N: Array) -> Any:
         bad_N[i] = not is_number or _ZERO < top < HALF_SMALL
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _nearest_half(x: Any) -> Any:
     below = half_down(x)
     above = -half_down(-x)
     return below if x - below <= above - x else above
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _sweep(value_V: Array, center_K: Array) -> Any:
     """One Lloyd iteration over sorted values: every centroid moves to the mean of its values."""
     entries = center_K.size
@@ -79,7 +79,7 @@ def _sweep(value_V: Array, center_K: Array) -> Any:
             center_K[k] = total / count
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def learn_book(value_V: Array, iterations: Any, center_K: Array, book_K: Array) -> Any:
     """Learn a codebook from values, which it sorts; as few values as entries are kept as they are.
 
@@ -105,7 +105,7 @@ def learn_book(value_V: Array, iterations: Any, center_K: Array, book_K: Array) 
         book_K[k] = half_bits(_nearest_half(np.float32(center_K[k])))
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def learn_books(
     rows_ND: Array,
     bad_N: Array,
@@ -132,7 +132,7 @@ def learn_books(
         learn_book(value_V[:size], iterations, center_K, books_CK[c])
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def encode_books(
     rows_ND: Array, bits: Any, books_CK: Array, block_N: Array, codes_NB: Array
 ) -> Any:
@@ -163,7 +163,7 @@ def encode_books(
         pack_tile(codes_TP[: stop - start], bits, codes_NB[start:stop])
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def decode_books(
     codes_NB: Array,
     bits: Any,
@@ -195,7 +195,7 @@ def decode_books(
                 dst_D[j] = entry_K[codes_P[j]]
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _assign_rows(rows_ND: Array, bad_N: Array, centers_CD: Array, block_N: Array) -> Any:
     """Give every good row its nearest center; a tie goes to the first."""
     clusters, width = centers_CD.shape
@@ -222,7 +222,7 @@ def _assign_rows(rows_ND: Array, bad_N: Array, centers_CD: Array, block_N: Array
         block_N[i] = best
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _move_centers(rows_ND: Array, bad_N: Array, block_N: Array, centers_CD: Array) -> Any:
     clusters, width = centers_CD.shape
     total_CD = np.zeros((clusters, width), np.float64)

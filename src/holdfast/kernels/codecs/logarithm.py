@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from holdfast.kernels.codecs.packing import pack_tile, padded_width, unpack_tile
 from holdfast.kernels.codecs.quantize import tile_rows
+from holdfast.kernels.compiling import helper, kernel
 
 Array = npt.NDArray[Any]
 
@@ -42,7 +42,7 @@ _F_ZERO = np.float32(0.0)
 _F_ONE = np.float32(1.0)
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def pattern_step(lo: Any, hi: Any, bits: Any) -> Any:
     """Distance of two codes in bit patterns, rounded up so that the last one reaches ``hi``."""
     span = (np.int64(hi) - np.int64(lo)) << 16
@@ -50,7 +50,7 @@ def pattern_step(lo: Any, hi: Any, bits: Any) -> Any:
     return np.uint32((span + steps - 1) // steps)
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _positive_extremes(bits_D: Array) -> Any:
     """The smallest positive pattern minus one, and the largest pattern."""
     least, most = _ALL, _NONE
@@ -62,7 +62,7 @@ def _positive_extremes(bits_D: Array) -> Any:
     return least, most
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@helper(error_model="numpy")
 def _code_row(bits_D: Array, lo: Any, step: Any, top: Any, codes_P: Array) -> Any:
     inverse = _F_ONE / np.float32(step) if step > _NONE else _F_ZERO
     for j in range(bits_D.size):
@@ -75,7 +75,7 @@ def _code_row(bits_D: Array, lo: Any, step: Any, top: Any, codes_P: Array) -> An
         codes_P[j] = np.uint8(code if pattern > _NONE else _NONE)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel(error_model="numpy")
 def encode_log(
     bits_ND: Array, bits: Any, lo_N: Array, hi_N: Array, codes_NB: Array, bad_N: Array
 ) -> Any:
@@ -101,7 +101,7 @@ def encode_log(
         pack_tile(codes_TP[: stop - start], bits, codes_NB[start:stop])
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _uncode_row(codes_P: Array, lo: Any, step: Any, dst_D: Array) -> Any:
     before = np.uint32(lo - step)
     for j in range(dst_D.size):
@@ -111,7 +111,7 @@ def _uncode_row(codes_P: Array, lo: Any, step: Any, dst_D: Array) -> Any:
         dst_D[j] = pattern if code > _NONE else _NONE
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def decode_log(
     codes_NB: Array, bits: Any, lo_N: Array, hi_N: Array, dst_MD: Array, ids_N: Array
 ) -> Any:

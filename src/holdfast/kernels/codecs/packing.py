@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+
+from holdfast.kernels.compiling import helper, kernel
 
 Array = npt.NDArray[Any]
 
@@ -45,7 +46,7 @@ def packed_width(width: int, bits: int) -> int:
     return (width * bits + 7) // 8
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def padded_width(width: int, bits: int) -> int:
     """Columns of a tile that holds rows of this width: whole words of codes.
 
@@ -56,13 +57,13 @@ def padded_width(width: int, bits: int) -> int:
     return (width + group - 1) // group * group
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _copy(from_K: Array, to_K: Array) -> Any:
     for k in range(to_K.size):
         to_K[k] = from_K[k]
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _pack_4(codes_K: Array, packed_K: Array) -> Any:
     pairs_K = codes_K.view(np.uint16)
     for k in range(packed_K.size):
@@ -70,7 +71,7 @@ def _pack_4(codes_K: Array, packed_K: Array) -> Any:
         packed_K[k] = np.uint8(v | (v >> _U16_4))
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _unpack_4(packed_K: Array, codes_K: Array) -> Any:
     pairs_K = codes_K.view(np.uint16)
     for k in range(packed_K.size):
@@ -78,7 +79,7 @@ def _unpack_4(packed_K: Array, codes_K: Array) -> Any:
         pairs_K[k] = (v | (v << _U16_4)) & _U16_LOW
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _pack_2(codes_K: Array, packed_K: Array) -> Any:
     quads_K = codes_K.view(np.uint32)
     for k in range(packed_K.size):
@@ -87,7 +88,7 @@ def _pack_2(codes_K: Array, packed_K: Array) -> Any:
         packed_K[k] = np.uint8(v | (v >> _U32_12))
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _unpack_2(packed_K: Array, codes_K: Array) -> Any:
     quads_K = codes_K.view(np.uint32)
     for k in range(packed_K.size):
@@ -96,21 +97,21 @@ def _unpack_2(packed_K: Array, codes_K: Array) -> Any:
         quads_K[k] = (v | (v << _U32_6)) & _U32_CODES
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _squeeze_3(v: Any) -> Any:
     v = (v | (v >> _S5)) & _M6
     v = (v | (v >> _S10)) & _M12
     return (v | (v >> _S20)) & _M24
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _spread_3(v: Any) -> Any:
     v = (v | (v << _S20)) & _M12
     v = (v | (v << _S10)) & _M6
     return (v | (v << _S5)) & _M3
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _pack_3(codes_K: Array, packed_K: Array) -> Any:
     octets_K = codes_K.view(np.uint64)
     for k in range(octets_K.size):
@@ -120,7 +121,7 @@ def _pack_3(codes_K: Array, packed_K: Array) -> Any:
         packed_K[3 * k + 2] = np.uint8(v >> _S16)
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _unpack_3(packed_K: Array, codes_K: Array) -> Any:
     octets_K = codes_K.view(np.uint64)
     for k in range(octets_K.size):
@@ -130,7 +131,7 @@ def _unpack_3(packed_K: Array, codes_K: Array) -> Any:
         octets_K[k] = _spread_3(v)
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _pack_3_ragged(codes_TP: Array, packed_TB: Array) -> Any:
     """Rows whose last group of eight codes fills one or two bytes only."""
     octets_K = codes_TP.reshape(codes_TP.size).view(np.uint64)
@@ -142,7 +143,7 @@ def _pack_3_ragged(codes_TP: Array, packed_TB: Array) -> Any:
             packed_B[b] = np.uint8(v >> np.uint64(8 * (b % 3)))
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _unpack_3_ragged(packed_TB: Array, codes_TP: Array) -> Any:
     octets_K = codes_TP.reshape(codes_TP.size).view(np.uint64)
     groups = codes_TP.shape[1] // 8
@@ -155,7 +156,7 @@ def _unpack_3_ragged(packed_TB: Array, codes_TP: Array) -> Any:
             octets_K[i * groups + g] = _spread_3(v)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def pack_tile(codes_TP: Array, bits: Any, packed_TB: Array) -> Any:
     """Pack a tile of codes, each below 2**bits; the padding must be zero."""
     if bits == 4:
@@ -171,7 +172,7 @@ def pack_tile(codes_TP: Array, bits: Any, packed_TB: Array) -> Any:
         _copy(codes_TP.reshape(codes_TP.size), packed_TB.reshape(packed_TB.size))
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def unpack_tile(packed_TB: Array, bits: Any, codes_TP: Array) -> Any:
     """Unpack a tile of codes; bits past a row's last code land in the padding."""
     if bits == 4:

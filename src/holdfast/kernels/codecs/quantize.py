@@ -27,7 +27,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from holdfast.kernels.codecs.floats import (
     HALF_MAX,
@@ -38,6 +37,7 @@ from holdfast.kernels.codecs.floats import (
     half_up,
 )
 from holdfast.kernels.codecs.packing import pack_tile, padded_width, unpack_tile
+from holdfast.kernels.compiling import helper, kernel
 
 Array = npt.NDArray[Any]
 
@@ -68,13 +68,13 @@ _LO_UP, _HI_DOWN = 14 * LANES, 15 * LANES
 _FIELDS = 16
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def tile_rows(width: int) -> int:
     """Rows of this width that a tile holds."""
     return max(1, min(_TILE_ROWS_MAX, _TILE_VALUES // width))
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@helper(error_model="numpy")
 def _fit_tile(keys_TD: Array, lo_T: Array, hi_T: Array) -> Any:
     for i in range(keys_TD.shape[0]):
         keys_D = keys_TD[i]
@@ -88,12 +88,12 @@ def _fit_tile(keys_TD: Array, lo_T: Array, hi_T: Array) -> Any:
         hi_T[i] = hi
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _from_key(key: Any) -> Any:
     return np.int32(key ^ ((key >> _S31) & _FLIP)).view(np.float32)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@helper(error_model="numpy")
 def _pair_tile(
     lo_T: Array, hi_T: Array, levels: Any, is_symmetric: Any, offset_T: Array, scale_T: Array
 ) -> Any:
@@ -115,13 +115,13 @@ def _pair_tile(
         scale_T[i] = _NAN if bad else scale
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@helper(error_model="numpy")
 def _invert_tile(scale_T: Array, inverse_T: Array) -> Any:
     for i in range(scale_T.size):
         inverse_T[i] = _ONE / scale_T[i] if scale_T[i] > _ZERO else _ZERO
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@helper(error_model="numpy")
 def _code_tile(rows_TD: Array, offset_T: Array, inverse_T: Array, codes_TP: Array) -> Any:
     """Code rows whose grid spans them: no value rounds to a code outside."""
     for i in range(rows_TD.shape[0]):
@@ -134,7 +134,7 @@ def _code_tile(rows_TD: Array, offset_T: Array, inverse_T: Array, codes_TP: Arra
             codes_P[j] = np.uint8(np.float32(t + _TO_INTEGER).view(np.uint32))
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@helper(error_model="numpy")
 def _code_tile_clipped(
     rows_TD: Array, offset_T: Array, inverse_T: Array, levels: Any, codes_TP: Array
 ) -> Any:
@@ -151,7 +151,7 @@ def _code_tile_clipped(
             codes_P[j] = np.uint8(np.float32(t + _TO_INTEGER).view(np.uint32))
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@helper(error_model="numpy")
 def _pair_lanes(state: Array, lo_at: Any, hi_at: Any, to: Any, levels: Any) -> Any:
     """Round the ranges of two fields to a stored pair and its inverse; clear its error."""
     lo_L = state[lo_at : lo_at + LANES]
@@ -166,7 +166,7 @@ def _pair_lanes(state: Array, lo_at: Any, hi_at: Any, to: Any, levels: Any) -> A
         out[3 * LANES + k] = _ZERO
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@helper(error_model="numpy")
 def _measure_lanes(x_DL: Array, state: Array, at: Any, levels: Any) -> Any:
     """Add up the squared error of the pair at one place of the state, in all lanes."""
     s = state[at : at + 4 * LANES]
@@ -183,7 +183,7 @@ def _measure_lanes(x_DL: Array, state: Array, at: Any, levels: Any) -> Any:
             s[3 * LANES + k] += error * error
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@helper(error_model="numpy")
 def _search_lanes(x_DL: Array, state: Array, levels: Any, bins: Any, steps: Any) -> Any:
     """Check-N-Run's greedy search on 32 rows at once, from the extremes in the state."""
     better = _ONE - np.float32(x_DL.shape[0] + 8) * _SUM_ROUNDING
@@ -215,7 +215,7 @@ def _search_lanes(x_DL: Array, state: Array, levels: Any, bins: Any, steps: Any)
             state[_SCALE + k] = scale if is_best else state[_SCALE + k]
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@helper(error_model="numpy")
 def _search_tile(
     rows_TD: Array,
     lo_T: Array,
@@ -245,7 +245,7 @@ def _search_tile(
                 scale_T[start + k] = state[_SCALE + k]
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _store_tile(value_T: Array, half_T: Array, bad_T: Array) -> Any:
     for i in range(value_T.size):
         is_number = value_T[i] == value_T[i]
@@ -253,13 +253,13 @@ def _store_tile(value_T: Array, half_T: Array, bad_T: Array) -> Any:
         bad_T[i] = not is_number
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _load_tile(half_T: Array, value_T: Array) -> Any:
     for i in range(half_T.size):
         value_T[i] = half_from_bits(half_T[i])
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel(error_model="numpy")
 def encode_uniform(
     rows_ND: Array,
     bits: Any,
@@ -306,7 +306,7 @@ def encode_uniform(
             pack_tile(out_TP, bits, codes_NB[start:stop])
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _dequantize_tile(
     codes_TP: Array, scale_T: Array, offset_T: Array, dst_MD: Array, ids_T: Array
 ) -> Any:
@@ -321,7 +321,7 @@ def _dequantize_tile(
             dst_D[j] = offset + np.float32(codes_P[j]) * scale
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def decode_uniform(
     codes_NB: Array,
     bits: Any,

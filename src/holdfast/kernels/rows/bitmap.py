@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
-from holdfast.kernels.pointers import as_pointer, carray
+from holdfast.kernels.compiling import helper, kernel
+from holdfast.kernels.pointers import array_at
 
 Words = npt.NDArray[np.uint64]
 Ids = npt.NDArray[np.int64]
@@ -63,7 +64,7 @@ def new(rows: int) -> Words:
     return np.zeros(-(-rows // 64), np.uint64)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def mark(words_W: Words, ids_N: Ids, rows: int) -> None:
     """Set the bits of ids; an id outside [0, rows) is ignored."""
     end = np.uint64(max(0, min(rows, words_W.size * 64)))
@@ -74,16 +75,16 @@ def mark(words_W: Words, ids_N: Ids, rows: int) -> None:
             words_W[row >> _SIX] |= _ONE << (row & _LOW6)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def mark_sets(words_at_T: Any, rows_T: Any, ids_at_T: Any, counts_T: Any) -> None:
     """``mark`` for T sets in one call, by the addresses of their words and of int64 ids."""
     for t in range(rows_T.size):
-        words_W = carray(as_pointer(words_at_T[t]), ((rows_T[t] + 63) // 64,), np.uint64)
-        ids_N = carray(as_pointer(ids_at_T[t]), (counts_T[t],), np.int64)
+        words_W = array_at(words_at_T[t], ((rows_T[t] + 63) // 64,), np.uint64)
+        ids_N = array_at(ids_at_T[t], (counts_T[t],), np.int64)
         mark(words_W, ids_N, rows_T[t])
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _word_mask(word: int, lo: int, hi: int) -> np.uint64:
     """The bits of one word that belong to rows in [lo, hi)."""
     start = word * 64
@@ -99,7 +100,7 @@ def _word_mask(word: int, lo: int, hi: int) -> np.uint64:
     return mask
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def count(words_W: Words) -> int:
     """How many rows are in the set."""
     total = np.uint64(0)
@@ -108,7 +109,7 @@ def count(words_W: Words) -> int:
     return int(np.int64(total))
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def count_range(words_W: Words, lo: int, hi: int) -> int:
     """How many rows of [lo, hi) are in the set."""
     lo = max(lo, 0)
@@ -126,7 +127,7 @@ def count_range(words_W: Words, lo: int, hi: int) -> int:
     return int(np.int64(total))
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def ids(words_W: Words, lo: int, hi: int) -> Ids:
     """The rows of [lo, hi) that are in the set, ascending."""
     lo = max(lo, 0)
@@ -151,7 +152,7 @@ def ids(words_W: Words, lo: int, hi: int) -> Ids:
     return ids_N
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def split(words_W: Words, rows_max: int) -> Ids:
     """Row bounds that cut the set into parts of ``rows_max`` rows each, the last one smaller.
 
@@ -181,7 +182,7 @@ def split(words_W: Words, rows_max: int) -> Ids:
     return bounds_C
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def union_into(dst_W: Words, src_W: Words) -> None:
     """Add every row of ``src`` to ``dst``."""
     if dst_W.size != src_W.size:
@@ -190,7 +191,7 @@ def union_into(dst_W: Words, src_W: Words) -> None:
         dst_W[w] |= src_W[w]
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def is_set(words_W: Words, ids_N: Ids) -> npt.NDArray[np.bool_]:
     """Whether each id is in the set; an id past the words is not."""
     out_N = np.empty(ids_N.size, np.bool_)

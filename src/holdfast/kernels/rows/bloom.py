@@ -34,8 +34,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from holdfast.kernels.compiling import helper, kernel
 from holdfast.kernels.rows.gather import prefetch
 
 Array = npt.NDArray[Any]
@@ -105,7 +105,7 @@ def _read_only(array: Array, dtype: Any) -> Array:
     return view
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _hash(row: Any) -> Any:
     h = np.uint64(row) + _GAMMA
     h = (h ^ (h >> _S30)) * _MIX_1
@@ -113,13 +113,13 @@ def _hash(row: Any) -> Any:
     return h ^ (h >> _S31)
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _block_start(h: Any, blocks: Any) -> Any:
     # Below blocks for any hash. Past 2^32 blocks the product wraps around, and is below 2^32.
     return (((h >> _S32) * blocks) >> _S32) * _EIGHT
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _is_hit(words_W: Array, h: Any, blocks: Any) -> Any:
     start = _block_start(h, blocks)
     key = np.uint32(h)
@@ -131,7 +131,7 @@ def _is_hit(words_W: Array, h: Any, blocks: Any) -> Any:
     return missing == _NONE
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _build(ids_N: Array, words_W: Array) -> Any:
     blocks = np.uint64(words_W.size // BLOCK_WORDS)
     for i in range(ids_N.size):
@@ -143,7 +143,7 @@ def _build(ids_N: Array, words_W: Array) -> Any:
             words_W[start + np.uint64(j)] |= bit
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _probe(words_W: Array, ids_G: Array, hash_G: Array) -> Any:
     """The answers for at most 64 ids, one bit each.
 
@@ -163,7 +163,7 @@ def _probe(words_W: Array, ids_G: Array, hash_G: Array) -> Any:
     return hits
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _has(words_W: Array, ids_N: Array, has_N: Array) -> Any:
     hash_G = np.empty(_GROUP, np.uint64)
     for start in range(0, ids_N.size, _GROUP):

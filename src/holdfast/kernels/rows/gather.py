@@ -22,10 +22,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit, types
+from numba import types
 from numba.core import cgutils as _cgutils
 from numba.extending import intrinsic
 from numba.np import arrayobj as _arrayobj
+
+from holdfast.kernels.compiling import helper, kernel
 
 Numbers = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
@@ -62,7 +64,7 @@ def _prefetch(typingctx: Any, table: Any, row: Any) -> Any:
 prefetch: Any = intrinsic(_prefetch)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def check_ids(ids_K: Ids, rows: int) -> bool:
     """Whether every id is in [0, rows)."""
     bad = False
@@ -71,7 +73,7 @@ def check_ids(ids_K: Ids, rows: int) -> bool:
     return not bad
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def gather(src_ND: Numbers, ids_K: Ids, out_KD: Numbers) -> None:
     """Copy rows ``ids`` of a table into ``out``, in the order of the ids."""
     count = ids_K.size
@@ -98,14 +100,14 @@ _R31, _R33 = np.uint64(31), np.uint64(33)
 _R29, _R32 = np.uint64(29), np.uint64(32)
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _mix(acc: np.uint64, word: np.uint64) -> np.uint64:
     """One word into a hash; a different word, or a different hash before, always shows."""
     acc ^= word * _K1
     return ((acc << _R31) | (acc >> _R33)) * _K2
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _hash_words(words_NW: npt.NDArray[Any], acc_N: Hashes) -> None:
     rows, width = words_NW.shape
     if acc_N.size != rows:

@@ -16,14 +16,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+
+from holdfast.kernels.compiling import kernel
 
 Words = npt.NDArray[np.uint64]
 
 _ONE = np.uint64(1)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def mark_nonzero(bits_NW: npt.NDArray[Any], words_B: Words) -> None:
     """Write the set of rows that have a bit set; ``words_B`` needs no clearing before."""
     rows, width = bits_NW.shape

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from holdfast.kernels.compiling import helper, kernel
 from holdfast.kernels.rows.bitmap import popcount, trailing_zeros
 
 RANGE, BITMAP, DELTA = 0, 1, 2  # the encodings, as stored
@@ -37,7 +37,7 @@ _EIGHT = np.uint64(8)
 _BYTE = np.uint64(0xFF)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def is_ascending(ids_N: Ids) -> bool:
     """Whether ids are strictly ascending and inside [0, 2**56)."""
     if ids_N.size == 0:
@@ -50,7 +50,7 @@ def is_ascending(ids_N: Ids) -> bool:
     return bad == 0
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _width(ids_N: Ids, lo: int, hi: int) -> int:
     """Bits for the largest gap, less one, that leads to the ids at [lo, hi)."""
     seen = _ZERO
@@ -63,7 +63,7 @@ def _width(ids_N: Ids, lo: int, hi: int) -> int:
     return width
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def delta_bytes(ids_N: Ids) -> int:
     """How many bytes ``delta_encode`` writes for ascending ids."""
     total = 0
@@ -73,7 +73,7 @@ def delta_bytes(ids_N: Ids) -> int:
     return total
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def delta_encode(ids_N: Ids, data_B: Bytes) -> None:
     """Pack the gaps of ascending ids into ``delta_bytes(ids)`` bytes."""
     at = 0
@@ -99,7 +99,19 @@ def delta_encode(ids_N: Ids, data_B: Bytes) -> None:
             at += 1
 
 
-@njit(cache=True, nogil=True)
+@helper()
+def first_from(ids_N: Ids, lo: int, hi: int, row: int) -> int:
+    """The first place in [lo, hi) of ascending ids that has this row or a later one, or ``hi``."""
+    while lo < hi:
+        middle = (lo + hi) >> 1
+        if ids_N[middle] < row:
+            lo = middle + 1
+        else:
+            hi = middle
+    return lo
+
+
+@kernel()
 def delta_fits(data_B: Bytes, count: int) -> bool:
     """Whether the block widths account for every byte of ``count`` packed ids, and for no other.
 
@@ -114,7 +126,7 @@ def delta_fits(data_B: Bytes, count: int) -> bool:
     return at == data_B.size
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def delta_decode(data_B: Bytes, first: int, last: int, ids_N: Ids) -> bool:
     """Unpack ids into ``ids_N``; False when the bytes are not N ids from ``first`` to ``last``."""
     if ids_N.size == 0 or not delta_fits(data_B, ids_N.size):
@@ -148,7 +160,7 @@ def delta_decode(data_B: Bytes, first: int, last: int, ids_N: Ids) -> bool:
     return row == last
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _unpack_bitmap(data_B: Bytes, first: int, last: int, ids_N: Ids) -> bool:
     if data_B.size != (last - first + 8) // 8:
         return False
@@ -167,7 +179,7 @@ def _unpack_bitmap(data_B: Bytes, first: int, last: int, ids_N: Ids) -> bool:
     return bool(at == ids_N.size and ids_N[0] == first and ids_N[at - 1] == last)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def unpack(encoding: int, data_B: Bytes, first: int, last: int, ids_N: Ids) -> bool:
     """Ids of any encoding into ``ids_N``; False when the bytes are not N ids from first to last."""
     if ids_N.size == 0 or first < 0 or last >= ID_END or ids_N.size > last - first + 1:

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
-from holdfast.kernels.servers.shard import as_slots
+from holdfast.kernels.compiling import as_slots, helper, kernel
 
 Ids = npt.NDArray[np.int64]
 Slots = npt.NDArray[np.int32]
@@ -43,7 +42,7 @@ class Numbers(NamedTuple):
     """Of ``data / step``, modulo ``round_stripes``."""
 
 
-@njit(inline="always")
+@helper(forceinline=True)
 def _server(row: int, n: Numbers) -> int:
     inside = row // n.groups
     if n.parity:
@@ -51,30 +50,30 @@ def _server(row: int, n: Numbers) -> int:
     return inside % n.within + row % n.groups * n.within
 
 
-@njit(inline="always")
+@helper(forceinline=True)
 def _stripe(row: int, n: Numbers) -> int:
     return row // (n.data * n.groups) * n.groups + row % n.groups
 
 
-@njit(inline="always")
+@helper(forceinline=True)
 def _position(row: int, n: Numbers) -> int:
     return row // n.groups % n.data
 
 
-@njit(inline="always")
+@helper(forceinline=True)
 def _parity_server(stripe: int, index: int, n: Numbers) -> int:
     rounds, turn = divmod(stripe // n.groups, n.round_stripes)
     after = (turn + 1) * n.data + rounds + index
     return after % n.within + stripe % n.groups * n.within
 
 
-@njit(inline="always")
+@helper(forceinline=True)
 def _turn(offset: int, n: Numbers) -> int:
     """Which stripe of its round is followed by a server at this offset from where it began."""
     return (offset // n.step % n.round_stripes * n.inverse - 1) % n.round_stripes
 
 
-@njit(inline="always")
+@helper(forceinline=True)
 def _parities_before(turns: int, within: int, n: Numbers) -> int:
     """How many parity rows of earlier stripes of its group a server of it holds."""
     rounds, turn = divmod(turns, n.round_stripes)
@@ -89,12 +88,12 @@ def _parities_before(turns: int, within: int, n: Numbers) -> int:
     return found
 
 
-@njit(inline="always")
+@helper(forceinline=True)
 def _parity_slot(stripe: int, server: int, n: Numbers) -> int:
     return _parities_before(stripe // n.groups, server % n.within, n)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _servers_of(ids_N: Ids, n: Numbers, out_N: Ids) -> None:
     for i in range(ids_N.size):
         out_N[i] = _server(ids_N[i], n)
@@ -107,7 +106,7 @@ def servers_of(ids_N: npt.NDArray[Any], numbers: Numbers) -> Ids:
     return out_N.reshape(ids_N.shape)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _stripes_of(ids_N: Ids, n: Numbers, stripes_N: Ids, positions_N: Ids) -> None:
     for i in range(ids_N.size):
         stripes_N[i] = _stripe(ids_N[i], n)
@@ -121,7 +120,7 @@ def stripes_of(ids_N: npt.NDArray[Any], numbers: Numbers) -> tuple[Ids, Ids]:
     return stripes_N.reshape(ids_N.shape), positions_N.reshape(ids_N.shape)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _turns_of(offsets_S: Ids, n: Numbers, out_S: Ids) -> None:
     for i in range(offsets_S.size):
         out_S[i] = _turn(offsets_S[i], n)
@@ -135,7 +134,7 @@ def turns_of(offsets_S: npt.NDArray[Any], numbers: Numbers) -> Ids:
     return out_S
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _parity_places(stripes_S: Ids, n: Numbers, servers_SP: Ids, slots_SP: Ids) -> None:
     for i in range(stripes_S.size):
         for index in range(n.parity):
@@ -152,7 +151,7 @@ def parity_places(stripes_S: npt.NDArray[Any], numbers: Numbers) -> tuple[Ids, I
     return servers_SP, slots_SP
 
 
-@njit(cache=True)
+@kernel()
 def _count_before(turns: int, within: int, n: Numbers) -> int:
     return _parities_before(turns, within, n)
 
@@ -162,7 +161,7 @@ def parities_before(turns: int, within: int, numbers: Numbers) -> int:
     return int(_count_before(turns, within, numbers))
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _ends(counts_X: Ids) -> Ids:
     """Where each server's part begins, and the last one ends."""
     ends_X = np.zeros(counts_X.size + 1, np.int64)
@@ -171,7 +170,7 @@ def _ends(counts_X: Ids) -> Ids:
     return ends_X
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _sort_rows(ids_N: Ids, n: Numbers, at_N: Slots, slots_N: Slots) -> Ids:
     counts_X = np.zeros(n.servers, np.int64)
     for i in range(ids_N.size):
@@ -195,7 +194,7 @@ def sort_rows(ids_N: npt.NDArray[Any], numbers: Numbers) -> tuple[Slots, Slots, 
     return at_N, slots_N, ends_X.tolist()
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _sort_parities(ids_N: Ids, n: Numbers, at_F: Slots, slots_F: Slots,
                    positions_F: Positions) -> Ids:  # fmt: skip
     counts_X = np.zeros(n.servers, np.int64)

@@ -39,8 +39,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from holdfast.kernels.compiling import helper, kernel
 from holdfast.kernels.rows import bitmap
 from holdfast.kernels.rows.bitmap import popcount, trailing_zeros
 from holdfast.kernels.rows.gather import check_ids
@@ -106,7 +106,7 @@ def top_bytes(rows: int, k: int) -> int:
 _FULL = np.uint32(0xFFFFFFFF)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def count(counters_N: Counters, ids_K: Ids) -> None:
     """Add one access for each id, repeated ids included; a full counter stays full."""
     if not check_ids(ids_K, counters_N.size):
@@ -117,7 +117,7 @@ def count(counters_N: Counters, ids_K: Ids) -> None:
         counters_N[row] = seen + np.uint32(seen != _FULL)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def clear(counters_N: Counters, ids_K: Ids) -> None:
     """Start the counters of rows again: they have been saved."""
     if not check_ids(ids_K, counters_N.size):
@@ -129,7 +129,7 @@ def clear(counters_N: Counters, ids_K: Ids) -> None:
 # SCAR: how far each row is from its saved values.
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _is_same(now_D: Floats, saved_D: Floats) -> bool:
     """Whether two rows show the same numbers, a NaN being the same as a NaN."""
     for d in range(now_D.size):
@@ -141,7 +141,7 @@ def _is_same(now_D: Floats, saved_D: Floats) -> bool:
 
 # Sums may be taken in any order, so that they use the whole width of the machine; NaN and infinity
 # keep their meaning.
-@njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
+@kernel(fastmath={"reassoc", "contract"})
 def changes(now_ND: Floats, saved_ND: Floats, out_N: Floats) -> None:
     """Write the L2 norm of the change of each row since it was saved.
 
@@ -173,7 +173,7 @@ _CLASS_BITS = 12
 _KEY_MAX = 0xFFFFFFFF
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _masks(keys_N: Keys, w: int, lo: int, hi: int) -> tuple[np.uint64, np.uint64]:
     """Which keys of a word of 64 rows are above ``hi``, and which in [lo, hi]."""
     first = w * 64
@@ -186,7 +186,7 @@ def _masks(keys_N: Keys, w: int, lo: int, hi: int) -> tuple[np.uint64, np.uint64
     return above, inside
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _guess(keys_N: Keys, k: int) -> tuple[int, int]:
     """An interval of keys that most likely has the k-th largest, from a few of them."""
     stride = (keys_N.size // _GUESS_KEYS) | 1
@@ -204,7 +204,7 @@ def _guess(keys_N: Keys, k: int) -> tuple[int, int]:
     return max(lo, 1), max(hi, 1)
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _count_classes(keys_N: Keys, lo: int, hi: int, shift: int, counts_C: Ids) -> tuple[int, int]:
     """How many keys are above ``hi`` and how many in [lo, hi], these also by class of 2**shift."""
     counts_C[:] = 0
@@ -224,7 +224,7 @@ def _count_classes(keys_N: Keys, lo: int, hi: int, shift: int, counts_C: Ids) ->
     return over, within
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _find(keys_N: Keys, k: int) -> tuple[int, int]:
     """The smallest key to take, and how many rows that have exactly it; needs a key and k >= 1.
 
@@ -256,7 +256,7 @@ def _find(keys_N: Keys, k: int) -> tuple[int, int]:
             hi = min(hi, lo + (1 << shift) - 1)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _take(keys_N: Keys, least: int, ties: int, words_W: Words) -> None:
     """Mark the rows above the key ``least``, and the first ``ties`` that have exactly it."""
     for w in range(words_W.size):
@@ -343,7 +343,7 @@ def new_state(seed: int) -> State:
     return state_S
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _next(x: np.uint64) -> np.uint64:
     """The next state of a xorshift of 64 bits."""
     x ^= x >> _S12
@@ -351,13 +351,13 @@ def _next(x: np.uint64) -> np.uint64:
     return x ^ (x >> _S27)
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _below(x: np.uint64, end: np.uint64) -> np.uint64:
     """A number in [0, end) from a state: the high half of its product with a constant, scaled."""
     return (((x * _STAR) >> _S32) * end) >> _S32
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _probe(words_W: Words, x: np.uint64, over: int, tries: int) -> tuple[np.uint64, int]:
     """Discard ``over`` members found by guessing places, all with equal chance.
 
@@ -375,7 +375,7 @@ def _probe(words_W: Words, x: np.uint64, over: int, tries: int) -> tuple[np.uint
     return x, over
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _sweep(words_W: Words, x: np.uint64, capacity: int) -> tuple[np.uint64, int]:
     """Discard what is over ``capacity`` in one pass over the set, all members with equal chance.
 
@@ -398,7 +398,7 @@ def _sweep(words_W: Words, x: np.uint64, capacity: int) -> tuple[np.uint64, int]
     return x, stay
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def sample(
     words_W: Words, state_S: State, ids_K: Ids, rows: int, capacity: int, period: int
 ) -> None:

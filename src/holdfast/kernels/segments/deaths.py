@@ -14,16 +14,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from numba import njit
+from holdfast.kernels.compiling import kernel
+from holdfast.kernels.rows.ids import first_from
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def mark_deaths(ids_N: Any, deleted_K: Any, deaths_K: Any, deaths_N: Any) -> int:
     """Note the death of every deleted row, the earlier one of two; how many were alive."""
     if ids_N.size == 0:
         return 0
-    k = np.searchsorted(deleted_K, ids_N[0])
+    k = first_from(deleted_K, 0, deleted_K.size, ids_N[0])
     new = 0
     i = 0
     while k < deleted_K.size:
@@ -42,7 +42,7 @@ def mark_deaths(ids_N: Any, deleted_K: Any, deaths_K: Any, deaths_N: Any) -> int
     return new
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def are_vectors(deleted_K: Any, deaths_K: Any, counts_V: Any, births_V: Any) -> bool:
     """Whether every vector's ids ascend from 0, and each row died after it was born."""
     k = 0

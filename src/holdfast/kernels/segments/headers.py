@@ -21,7 +21,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from holdfast.kernels.compiling import helper, kernel
 
 # The numbers of a header, in this order; places count from the beginning of the buffer.
 (
@@ -51,7 +52,11 @@ _SIZE_MAX = 1 << 40  # keeps sums of lengths far from wrapping around
 _ID_MAX = 1 << 62
 
 
-@njit(cache=True, nogil=True)
+# Sizes of numbers. Not literals: Numba compiles a function again for each literal.
+_1, _2, _4, _8 = np.int64(1), np.int64(2), np.int64(4), np.int64(8)
+
+
+@kernel()
 def number(buffer_B: Any, at: int, size: int) -> Any:
     """An unsigned number of up to 8 bytes; one that does not fit in 63 bits comes out negative."""
     value = np.uint64(0)
@@ -60,29 +65,29 @@ def number(buffer_B: Any, at: int, size: int) -> Any:
     return np.int64(value)
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _end(at: int, size: int) -> int:
     return at + size + -size % _ALIGN
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def read_head(buffer_B: Any, at: int, size: int, head_H: Any, columns_CK: Any) -> bool:
     """Read the header of the segment at [at, at + size), which lies in the buffer.
 
     False where it is damaged, or has more columns than ``columns_CK`` has room for.
     """
-    if size < _HEAD_BYTES or number(buffer_B, at, 4) != _MAGIC:
+    if size < _HEAD_BYTES or number(buffer_B, at, _4) != _MAGIC:
         return False
-    format_ = number(buffer_B, at + 4, 2)
-    count = number(buffer_B, at + 7, 1)
-    rows = number(buffer_B, at + 8, 4)
-    first, last = number(buffer_B, at + 16, 8), number(buffer_B, at + 24, 8)
-    ids_bytes = number(buffer_B, at + 32, 8)
+    format_ = number(buffer_B, at + 4, _2)
+    count = number(buffer_B, at + 7, _1)
+    rows = number(buffer_B, at + 8, _4)
+    first, last = number(buffer_B, at + 16, _8), number(buffer_B, at + 24, _8)
+    ids_bytes = number(buffer_B, at + 32, _8)
     if format_ < _PLAIN or format_ > _TYPED_CHUNK:
         return False
     is_chunk = format_ in (_CHUNK, _TYPED_CHUNK)
     is_typed = False
-    if number(buffer_B, at + 12, 4) != 0 or rows == 0 or count == 0 or count > len(columns_CK):
+    if number(buffer_B, at + 12, _4) != 0 or rows == 0 or count == 0 or count > len(columns_CK):
         return False
     if first < 0 or last < first or last >= _ID_MAX or rows > last - first + 1:
         return False
@@ -92,15 +97,15 @@ def read_head(buffer_B: Any, at: int, size: int, head_H: Any, columns_CK: Any) -
         return False
     filter_bytes = deaths_bytes = 0
     if is_chunk:
-        filter_bytes = number(buffer_B, chunk_at, 8)
-        deaths_bytes = number(buffer_B, chunk_at + 16, 8)
+        filter_bytes = number(buffer_B, chunk_at, _8)
+        deaths_bytes = number(buffer_B, chunk_at + 16, _8)
         if filter_bytes % _FILTER_BLOCK_BYTES != 0 or filter_bytes + deaths_bytes == 0:
             return False
     for part in (filter_bytes, ids_bytes, deaths_bytes):
         if part < 0 or part > _SIZE_MAX:
             return False
     head_H[ROWS], head_H[FIRST], head_H[LAST], head_H[COLUMNS] = rows, first, last, count
-    head_H[IDS_ENCODING] = number(buffer_B, at + 6, 1)
+    head_H[IDS_ENCODING] = number(buffer_B, at + 6, _1)
     offset = _end(offset, filter_bytes)
     head_H[IDS_AT], head_H[IDS_BYTES] = offset, ids_bytes
     offset = _end(offset, ids_bytes)
@@ -108,15 +113,15 @@ def read_head(buffer_B: Any, at: int, size: int, head_H: Any, columns_CK: Any) -
     offset = _end(offset, deaths_bytes)
     for c in range(count):
         column_at = at + _HEAD_BYTES + c * _COLUMN_BYTES
-        width = number(buffer_B, column_at + 8, 4)
-        section_bytes = number(buffer_B, column_at + 16, 8)
-        type_ = number(buffer_B, column_at + 12, 4)
+        width = number(buffer_B, column_at + 8, _4)
+        section_bytes = number(buffer_B, column_at + 16, _8)
+        type_ = number(buffer_B, column_at + 12, _4)
         if type_ >= _TYPES or width == 0:
             return False
         is_typed |= type_ != 0
         if section_bytes < rows or section_bytes > _SIZE_MAX:
             return False
-        columns_CK[c, WIRE] = number(buffer_B, column_at, 8)
+        columns_CK[c, WIRE] = number(buffer_B, column_at, _8)
         columns_CK[c, WIDTH] = width
         columns_CK[c, SECTION_AT] = offset
         columns_CK[c, SECTION_BYTES] = section_bytes
@@ -125,7 +130,7 @@ def read_head(buffer_B: Any, at: int, size: int, head_H: Any, columns_CK: Any) -
     return offset == at + size and is_typed == (format_ >= _TYPED_PLAIN)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def mask_dead(buffer_B: Any, head_H: Any, step: int, through: int, ids_N: Any) -> int:
     """Set the ids of rows that a segment with deaths calls dead at a step to -1; how many those
     are, or -1 for nonsense. Deaths after ``through`` do not count."""
@@ -133,8 +138,8 @@ def mask_dead(buffer_B: Any, head_H: Any, step: int, through: int, ids_N: Any) -
     rows = ids_N.size
     if size < _DEATHS_HEAD_BYTES:
         return -1
-    count = number(buffer_B, at, 4)
-    if number(buffer_B, at + 4, 4) != 0 or count == 0 or count > rows:
+    count = number(buffer_B, at, _4)
+    if number(buffer_B, at + 4, _4) != 0 or count == 0 or count > rows:
         return -1
     item = 1 if count <= 1 << 8 else 2 if count <= 1 << 16 else 4
     at += _DEATHS_HEAD_BYTES
@@ -144,7 +149,7 @@ def mask_dead(buffer_B: Any, head_H: Any, step: int, through: int, ids_N: Any) -
     dead = 0
     earlier = -1
     for d in range(count):
-        died = number(buffer_B, at + 8 * d, 8)
+        died = number(buffer_B, at + 8 * d, _8)
         if died <= earlier:
             return -1
         earlier = died

@@ -27,11 +27,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
-from holdfast.kernels.pointers import as_pointer, carray
+from holdfast.kernels.compiling import helper, kernel, read_only
+from holdfast.kernels.pointers import array_at
 from holdfast.kernels.rows.gather import prefetch
-from holdfast.kernels.rows.ids import unpack
+from holdfast.kernels.rows.ids import first_from, unpack
 from holdfast.kernels.segments import headers
 from holdfast.kernels.segments.headers import mask_dead, read_head
 
@@ -82,13 +82,13 @@ class Placed:
     dead_K: npt.NDArray[np.int64]
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _item_bytes(type_: int) -> int:
     """Bytes of a number; the types are float32, float16, bfloat16 and float64."""
     return 4 if type_ == 0 else 8 if type_ == 3 else 2
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _is_expected(fact_F: Any, head_H: Any, columns_CK: Any, rows_T: Any, widths_TC: Any,
                  types_TC: Any, wires_TC: Any) -> bool:  # fmt: skip
     """Whether a segment is what the catalog and its table say, all columns stored plain."""
@@ -114,11 +114,11 @@ def _is_expected(fact_F: Any, head_H: Any, columns_CK: Any, rows_T: Any, widths_
     return True
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _mask_dead(deleted_K: Any, deaths_K: Any, lo: int, hi: int, step: int, ids_N: Any) -> int:
     """Leave out rows that a deletion vector names; both are ascending."""
     last = ids_N[ids_N.size - 1]
-    k = lo + np.searchsorted(deleted_K[lo:hi], ids_N[0])
+    k = first_from(deleted_K, lo, hi, ids_N[0])
     masked = 0
     i = 0
     while k < hi and deleted_K[k] <= last:
@@ -136,7 +136,7 @@ def _mask_dead(deleted_K: Any, deaths_K: Any, lo: int, hi: int, step: int, ids_N
     return masked
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _to_local(ids_N: Any, first: int, held: int) -> None:
     """Rows as they are counted where they are held; those that are not are left out."""
     for i in range(ids_N.size):
@@ -144,7 +144,7 @@ def _to_local(ids_N: Any, first: int, held: int) -> None:
         ids_N[i] = local if ids_N[i] >= 0 and 0 <= local < held else -1
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _list_dead(all_N: Any, ids_N: Any, first: int, held: int, out_K: Any) -> int:
     """List the rows held here that masking took away; how many."""
     dead = 0
@@ -156,7 +156,7 @@ def _list_dead(all_N: Any, ids_N: Any, first: int, held: int, out_K: Any) -> int
     return dead
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _note_placed(ids_N: Any, birth: int, births_M: Any) -> int:
     """Note of rows that are put in their places when they were born; how many they are."""
     placed = 0
@@ -167,7 +167,7 @@ def _note_placed(ids_N: Any, birth: int, births_M: Any) -> int:
     return placed
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _copy_rows(src_ND: Any, dst_MD: Any, ids_N: Any) -> None:
     count = ids_N.size
     width = src_ND.shape[1]
@@ -180,7 +180,7 @@ def _copy_rows(src_ND: Any, dst_MD: Any, ids_N: Any) -> None:
                 dst_MD[row, d] = src_ND[i, d]
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _place(
     buffer_B: Any,
     address: int,
@@ -226,7 +226,8 @@ def _place(
         is_noted = births_T[fact_F[TABLE]] != 0
         if is_masked:
             if is_noted:
-                all_X[:rows] = ids_N
+                for i in range(rows):
+                    all_X[i] = ids_N[i]
             # Vectors first: they need ids in order, and masking takes some away.
             found = 0
             if fact_F[VECTOR_HI] > fact_F[VECTOR_LO]:
@@ -247,7 +248,7 @@ def _place(
         if held != rows_T[fact_F[TABLE]]:
             _to_local(ids_N, first_T[fact_F[TABLE]], held)
         if is_noted:
-            births_M = carray(as_pointer(births_T[fact_F[TABLE]]), (held,), np.int32)
+            births_M = array_at(births_T[fact_F[TABLE]], (held,), np.int32)
             placed_S[s] = _note_placed(ids_N, fact_F[BIRTH], births_M)
         for c in range(head_H[headers.COLUMNS]):
             target = address_TC[fact_F[TABLE], c]
@@ -257,18 +258,18 @@ def _place(
             section_at = address + columns_CK[c, headers.SECTION_AT]
             if row_bytes % 4 == 0 and target % 4 == 0:
                 words = row_bytes // 4
-                src_ND = carray(as_pointer(section_at), (rows, words), np.uint32)
-                dst_MD = carray(as_pointer(target), (held, words), np.uint32)
+                src_ND = array_at(section_at, (rows, words), np.uint32)
+                dst_MD = array_at(target, (held, words), np.uint32)
                 _copy_rows(src_ND, dst_MD, ids_N)
             else:  # an odd number of 2 bytes
                 halves = row_bytes // 2
-                src_NH = carray(as_pointer(section_at), (rows, halves), np.uint16)
-                dst_MH = carray(as_pointer(target), (held, halves), np.uint16)
+                src_NH = array_at(section_at, (rows, halves), np.uint16)
+                dst_MH = array_at(target, (held, halves), np.uint16)
                 _copy_rows(src_NH, dst_MH, ids_N)
     return masked
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _mark(
     buffer_B: Any, facts_SF: Any, words_T: Any, held_T: Any, first_T: Any, columns: int, ids_X: Any
 ) -> None:
@@ -288,7 +289,7 @@ def _mark(
             continue
         held = held_T[fact_F[TABLE]]
         _to_local(ids_N, first_T[fact_F[TABLE]], held)
-        words_W = carray(as_pointer(words_T[fact_F[TABLE]]), ((held + 63) // 64,), np.uint64)
+        words_W = array_at(words_T[fact_F[TABLE]], ((held + 63) // 64,), np.uint64)
         for i in range(ids_N.size):
             if ids_N[i] >= 0:
                 words_W[ids_N[i] >> 6] |= np.uint64(1) << np.uint64(ids_N[i] & 63)
@@ -306,7 +307,7 @@ def mark(
     """
     rows_max = int(facts_SF[:, ROWS].max(initial=0))
     _mark(
-        buffer_B,
+        read_only(buffer_B),
         facts_SF,
         words_T,
         tables.held_T,
@@ -344,7 +345,7 @@ def place(
     rows_all = int(np.minimum(facts_SF[:, ROWS], facts_SF[:, BYTES]).sum()) if is_noted else 0
     dead_K = np.empty(rows_all, np.int64)
     masked = _place(
-        buffer_B,
+        read_only(buffer_B),
         buffer_B.ctypes.data,
         facts_SF,
         tables.rows_T,
@@ -354,8 +355,8 @@ def place(
         tables.types_TC,
         tables.wires_TC,
         tables.address_TC,
-        deleted_K,
-        deaths_K,
+        read_only(deleted_K),
+        read_only(deaths_K),
         step,
         is_masked,
         births_T,

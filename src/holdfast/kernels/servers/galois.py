@@ -24,11 +24,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
-from holdfast.kernels.pointers import as_pointer, carray
+from holdfast.kernels.compiling import as_slots, helper, kernel, read_only
+from holdfast.kernels.pointers import array_at
 from holdfast.kernels.rows.gather import check_ids, prefetch
-from holdfast.kernels.servers.shard import as_slots, read_only
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -112,7 +111,7 @@ def invert(matrix: Any) -> Bytes:
     return work[:, size:]
 
 
-@njit(inline="always")
+@helper(forceinline=True)
 def _times(word: np.uint32, d0: np.uint32, d1: np.uint32, d2: np.uint32, d3: np.uint32,
            d4: np.uint32, d5: np.uint32, d6: np.uint32, d7: np.uint32) -> np.uint32:  # fmt: skip
     """Four bytes times one coefficient, given as itself times 2^0 to 2^7 in all bytes of a word:
@@ -131,7 +130,7 @@ def _times(word: np.uint32, d0: np.uint32, d1: np.uint32, d2: np.uint32, d3: np.
     return low ^ middle ^ (((b6 << e) - b6) & d6) ^ (((b7 << e) - b7) & d7)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _fold(parities_QW: Words, slots_N: Slots, diffs_NW: Words, coefficients_N: Bytes,
           doubled_CB: Words) -> None:  # fmt: skip
     rows, width = diffs_NW.shape
@@ -168,7 +167,7 @@ def fold(parities_QW: Rows, slots_N: Slots, diffs_NW: Rows, coefficients_N: Byte
     )  # fmt: skip
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _add_rows(sums_QW: Floats, slots_N: Slots, rows_NW: Floats) -> None:
     rows, width = rows_NW.shape
     if slots_N.size != rows or sums_QW.shape[1] != width:
@@ -189,7 +188,7 @@ def add(sums_QW: Floats, slots_N: Slots, rows_NW: Floats) -> None:
     _add_rows(sums_QW, as_slots(slots_N), read_only(rows_NW).view(np.float32))
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _add(out_T: Words, source_T: Words, c: int, doubled_CB: Words) -> None:
     """Add coefficient * source to a piece of the result. Loops from 0: the others stay scalar."""
     if c == 1:
@@ -202,13 +201,13 @@ def _add(out_T: Words, source_T: Words, c: int, doubled_CB: Words) -> None:
             out_T[t] ^= _times(source_T[t], d0, d1, d2, d3, d4, d5, d6, d7)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _combine(addresses_K: Slots, coefficients_K: Bytes, out_T: Words, doubled_CB: Words) -> None:
     for at in range(0, out_T.size, _TILE):
         end = min(at + _TILE, out_T.size)
         out_T[at:end] = 0
         for k in range(addresses_K.size):
-            source_T = carray(as_pointer(addresses_K[k]), (out_T.size,), np.uint32)
+            source_T = array_at(addresses_K[k], (out_T.size,), np.uint32)
             _add(out_T[at:end], source_T[at:end], coefficients_K[k], doubled_CB)
 
 

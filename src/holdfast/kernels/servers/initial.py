@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+
+from holdfast.kernels.compiling import helper, kernel
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -23,7 +24,7 @@ _MIX_B = np.uint64(0x94D049BB133111EB)
 _STEP = np.float32(2.0**-23)
 
 
-@njit(inline="always")
+@helper(forceinline=True)
 def _mix(x: np.uint64) -> np.uint64:
     """Splitmix64's finisher: every bit of the input changes half of the output."""
     x ^= x >> np.uint64(30)
@@ -33,7 +34,7 @@ def _mix(x: np.uint64) -> np.uint64:
     return x ^ (x >> np.uint64(31))
 
 
-@njit(nogil=True, cache=True)
+@kernel()
 def fill(out_NW: Floats, ids_N: Ids, dim: int, seed: int, bound: float) -> None:
     """Uniform values in [-bound, bound) for the first ``dim`` columns, zeros behind them."""
     high = np.float32(bound)

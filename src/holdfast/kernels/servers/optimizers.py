@@ -28,9 +28,9 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 from numba.extending import register_jitable
 
+from holdfast.kernels.compiling import helper, kernel
 from holdfast.kernels.rows.gather import check_ids, prefetch
 
 Floats = npt.NDArray[np.float32]
@@ -63,7 +63,7 @@ def state_floats(kind: int, dim: int) -> int:
     raise ValueError("there is no such kind of optimizer")
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def check_update(records_MW: Floats, slots_N: Slots, grads_ND: Floats, kind: int,
                  hyper_H: Floats) -> None:  # fmt: skip
     """Refuse arrays that do not belong together, and slots outside the records."""
@@ -78,13 +78,13 @@ def check_update(records_MW: Floats, slots_N: Slots, grads_ND: Floats, kind: int
         raise IndexError("a slot is outside the records")
 
 
-@njit(inline="always", error_model="numpy")
+@helper(forceinline=True, error_model="numpy")
 def _decayed(grad: np.float32, weight: np.float32, decay: np.float32) -> np.float32:
     """The gradient with weight decay; without, the same bits."""
     return grad + decay * weight if decay != _ZERO else grad
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _power(base: float, exponent: int) -> float:
     """A power as products alone, so that no library's idea of ``pow`` gets into a row."""
     result = 1.0
@@ -96,7 +96,7 @@ def _power(base: float, exponent: int) -> float:
     return result
 
 
-@njit(inline="always", error_model="numpy")
+@helper(forceinline=True, error_model="numpy")
 def _mean_square(records_MW: Floats, row: np.uint64, grads_ND: Floats, i: int,
                  decay: np.float32) -> np.float32:  # fmt: skip
     """Mean of a gradient's squares: four sums, of every fourth each, so that none waits for itself;
@@ -116,7 +116,7 @@ def _mean_square(records_MW: Floats, row: np.uint64, grads_ND: Floats, i: int,
     return ((a + b) + (c + e)) / np.float32(dim)
 
 
-@njit(inline="always", error_model="numpy")
+@helper(forceinline=True, error_model="numpy")
 def _adam_row(records_MW: Floats, row: np.uint64, grads_ND: Floats, i: int,
               hyper_H: Floats) -> None:  # fmt: skip
     dim = grads_ND.shape[1]
@@ -141,7 +141,7 @@ def _adam_row(records_MW: Floats, row: np.uint64, grads_ND: Floats, i: int,
         records_MW[row, 2 * dim + d] = v
 
 
-@njit(inline="always", error_model="numpy")
+@helper(forceinline=True, error_model="numpy")
 def step_row(records_MW: Floats, row: np.uint64, grads_ND: Floats, i: int, kind: int,
              hyper_H: Floats) -> None:  # fmt: skip
     """Apply gradient ``i`` to one record, in place. Looks at no bounds: see ``check_update``."""
@@ -177,7 +177,7 @@ def step_row(records_MW: Floats, row: np.uint64, grads_ND: Floats, i: int, kind:
         _adam_row(records_MW, row, grads_ND, i, hyper_H)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel(error_model="numpy")
 def apply(records_MW: Floats, slots_N: Slots, grads_ND: Floats, kind: int,
           hyper_H: Floats) -> None:  # fmt: skip
     """Apply gradients to records in place, one after another: a slot that comes twice has two

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit, types
+from numba import types
+
+from holdfast.kernels.compiling import kernel
 
 Bytes = npt.NDArray[np.uint8]
 Counts = npt.NDArray[np.int64]
@@ -21,7 +23,7 @@ _recv: Any = types.ExternalFunction("recv", _call)
 _send: Any = types.ExternalFunction("send", _call)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def relay(source: int, target: int, buffer_B: Bytes, moved_1: Counts, flags: int) -> None:
     """Pass on what a socket receives to another, until one of them ends; both must block.
 

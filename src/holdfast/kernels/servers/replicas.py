@@ -23,17 +23,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from holdfast.kernels.compiling import as_slots, helper, kernel, read_only
 from holdfast.kernels.rows.gather import check_ids
 from holdfast.kernels.servers.optimizers import check_update, step_row
-from holdfast.kernels.servers.shard import as_slots, read_only
 
 Floats = npt.NDArray[np.float32]
 Slots = npt.NDArray[np.int64]
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _check_states(sums_QW: Floats, states_RS: Floats, slots_K: Slots, positions_K: Slots,
                   dim: int) -> int:  # fmt: skip
     """Refuse what does not belong together; how many data rows a stripe has."""
@@ -50,7 +49,7 @@ def _check_states(sums_QW: Floats, states_RS: Floats, slots_K: Slots, positions_
     return data
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel(error_model="numpy")
 def _fold_gradients(sums_QW: Floats, states_RS: Floats, slots_K: Slots, positions_K: Slots,
                     grads_KD: Floats, kind: int, hyper_H: Floats) -> None:  # fmt: skip
     check_update(sums_QW, slots_K, grads_KD, kind, hyper_H)
@@ -90,7 +89,7 @@ def fold_gradients(sums_QW: Floats, states_RS: Floats, slots_K: npt.NDArray[Any]
     )  # fmt: skip
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _add_states(sums_QW: Floats, states_RS: Floats, slots_K: Slots, positions_K: Slots,
                 changes_KS: Floats) -> None:  # fmt: skip
     width = changes_KS.shape[1]

@@ -36,12 +36,10 @@ picked_K  positions in it; diffs_KW  differences as words.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from holdfast.kernels.compiling import as_slots, helper, kernel, read_only
 from holdfast.kernels.rows.gather import check_ids, prefetch
 from holdfast.kernels.servers.optimizers import check_update, step_row
 
@@ -54,20 +52,6 @@ Words = npt.NDArray[np.uint32]
 _AHEAD = 8
 
 
-def read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A view that cannot be written, so that a kernel is compiled once for memory of both kinds."""
-    if not array.flags.writeable:
-        return array
-    view = array.view()
-    view.flags.writeable = False
-    return view
-
-
-def as_slots(slots_N: npt.NDArray[Any]) -> Slots:
-    """Slots of any whole type as the kernels take them."""
-    return read_only(np.ascontiguousarray(slots_N, np.int64))
-
-
 def new_waiting(records: int, width: int, room: int) -> tuple[Places, Slots, Floats]:
     """An empty waiting list: ``waiting_at``, ``waiting_slots`` and ``before``, for ``room``
     records."""
@@ -75,7 +59,7 @@ def new_waiting(records: int, width: int, room: int) -> tuple[Places, Slots, Flo
     return waiting_at_M, np.zeros(room, np.int64), np.zeros((room, width), np.float32)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _gather(records_MW: Floats, slots_N: Slots, out_ND: Floats) -> None:
     count, width = out_ND.shape
     if slots_N.size != count or width > records_MW.shape[1]:
@@ -109,7 +93,7 @@ def gather_into(records_MW: Floats, slots_N: Slots, out_ND: Floats) -> None:
     _gather(records_MW, as_slots(slots_N), out_ND)
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _check_list(records_MW: Floats, waiting_at_M: Places, waiting_slots_C: Slots,
                 before_CW: Floats, count: int, more: int) -> None:  # fmt: skip
     if waiting_at_M.size != records_MW.shape[0] or before_CW.shape[1] != records_MW.shape[1]:
@@ -120,7 +104,7 @@ def _check_list(records_MW: Floats, waiting_at_M: Places, waiting_slots_C: Slots
         raise ValueError("there is no room in the waiting list")
 
 
-@njit(inline="always")
+@helper(forceinline=True)
 def _note(records_MW: Floats, row: np.uint64, waiting_at_M: Places, waiting_slots_C: Slots,
           before_CW: Floats, count: int) -> int:  # fmt: skip
     """Let a record wait, if it does not yet; how many wait now."""
@@ -133,7 +117,7 @@ def _note(records_MW: Floats, row: np.uint64, waiting_at_M: Places, waiting_slot
     return count + 1
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel(error_model="numpy")
 def _update(records_MW: Floats, slots_N: Slots, grads_ND: Floats, kind: int, hyper_H: Floats,
             waiting_at_M: Places, waiting_slots_C: Slots, before_CW: Floats,
             count: int) -> int:  # fmt: skip
@@ -165,7 +149,7 @@ def update(records_MW: Floats, slots_N: Slots, grads_ND: Floats, kind: int, hype
     return waiting
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _overwrite(records_MW: Floats, slots_N: Slots, values_NW: Floats, waiting_at_M: Places,
                waiting_slots_C: Slots, before_CW: Floats, count: int) -> int:  # fmt: skip
     rows, width = values_NW.shape
@@ -194,7 +178,7 @@ def overwrite(records_MW: Floats, slots_N: Slots, values_NW: Floats, waiting_at_
     return waiting
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _note_all(records_MW: Floats, slots_N: Slots, waiting_at_M: Places, waiting_slots_C: Slots,
               before_CW: Floats, count: int) -> int:  # fmt: skip
     if not check_ids(slots_N, records_MW.shape[0]):
@@ -215,7 +199,7 @@ def note(records_MW: Floats, slots_N: Slots, waiting_at_M: Places, waiting_slots
     return waiting
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _check_picked(records_MW: Floats, waiting_at_M: Places, waiting_slots_C: Slots,
                   before_CW: Floats, count: int, picked_K: Slots) -> None:  # fmt: skip
     _check_list(records_MW, waiting_at_M, waiting_slots_C, before_CW, count, 0)
@@ -228,7 +212,7 @@ def _check_picked(records_MW: Floats, waiting_at_M: Places, waiting_slots_C: Slo
         raise IndexError("a picked position is outside the waiting list")
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _release(waiting_at_M: Places, waiting_slots_C: Slots, before_CW: Floats, count: int,
              picked_K: Slots) -> int:  # fmt: skip
     """Picked records leave the list; those at its end that stay move to where places are free."""
@@ -250,7 +234,7 @@ def _release(waiting_at_M: Places, waiting_slots_C: Slots, before_CW: Floats, co
     return left
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _take_differences(words_MW: Words, records_MW: Floats, waiting_at_M: Places,
                       waiting_slots_C: Slots, before_CW: Floats, words_before_CW: Words,
                       count: int, picked_K: Slots, slots_K: Slots,
@@ -283,7 +267,7 @@ def take_differences(records_MW: Floats, waiting_at_M: Places, waiting_slots_C: 
     return slots_K, diffs_KW, left
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _let_go(records_MW: Floats, waiting_at_M: Places, waiting_slots_C: Slots, before_CW: Floats,
             count: int, picked_K: Slots) -> int:  # fmt: skip
     _check_picked(records_MW, waiting_at_M, waiting_slots_C, before_CW, count, picked_K)
@@ -301,7 +285,7 @@ def release(records_MW: Floats, waiting_at_M: Places, waiting_slots_C: Slots, be
     return left
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _take_changes(records_MW: Floats, waiting_at_M: Places, waiting_slots_C: Slots,
                   before_CW: Floats, count: int, picked_K: Slots, slots_K: Slots,
                   changes_KW: Floats) -> int:  # fmt: skip
@@ -329,7 +313,7 @@ def take_changes(records_MW: Floats, waiting_at_M: Places, waiting_slots_C: Slot
     return slots_K, changes_KW, left
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _as_parity_knows(records_MW: Floats, slots_N: Slots, waiting_at_M: Places, before_CW: Floats,
                      out_NW: Floats) -> None:  # fmt: skip
     if waiting_at_M.size != records_MW.shape[0] or before_CW.shape[1] != records_MW.shape[1]:

@@ -28,11 +28,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
-from holdfast.kernels.pointers import as_pointer, carray
+from holdfast.kernels.compiling import as_slots, helper, kernel
+from holdfast.kernels.pointers import array_at
 from holdfast.kernels.servers.galois import _DOUBLED, _times
-from holdfast.kernels.servers.shard import as_slots
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -44,7 +43,7 @@ _NONE = np.empty((0, 0), np.float32)
 _NOWHERE = np.empty(0, np.int32)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _copy(records_MW: Floats, waiting_at_M: Places, before_CW: Floats, first: int, every: int,
           at_U: Slots, out_NW: Floats) -> None:  # fmt: skip
     rows, width = out_NW.shape
@@ -113,12 +112,12 @@ def _is_one_piece(records_MW: Floats, first: int, every: int, at_U: Slots, out_N
     return at_U.size == every and first >= 0 and first + len(out_NW) <= len(records_MW)
 
 
-@njit(inline="always")
+@helper(forceinline=True)
 def _row(place: int, width: int) -> Any:
-    return carray(as_pointer(place), (width,), np.uint32)
+    return array_at(place, (width,), np.uint32)
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _xor_four(out_W: Words, places_K: Slots) -> None:
     """Four rows at once, the usual stripe: the result is written once, and not read."""
     width = out_W.size
@@ -128,7 +127,7 @@ def _xor_four(out_W: Words, places_K: Slots) -> None:
         out_W[w] = a_W[w] ^ b_W[w] ^ c_W[w] ^ d_W[w]
 
 
-@njit(cache=True, nogil=True)
+@helper()
 def _sum(out_W: Words, places_K: Slots, factors_K: Bytes, doubled_CB: Words) -> None:
     """Rows at some places, times their factors."""
     width = out_W.size
@@ -147,7 +146,7 @@ def _sum(out_W: Words, places_K: Slots, factors_K: Bytes, doubled_CB: Words) -> 
                 out_W[w] ^= _times(row_W[w], e0, e1, e2, e3, e4, e5, e6, e7)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _combine(out_NW: Words, first: int, parts_TK: Slots, at_TK: Slots, factors_TK: Bytes,
              addresses_S: Slots, ranks_S3: Slots, doubled_CB: Words) -> None:  # fmt: skip
     rows, width = out_NW.shape
