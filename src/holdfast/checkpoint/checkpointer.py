@@ -57,11 +57,12 @@ from holdfast.checkpoint.settings import CANCEL, SettingsKeywords, make_settings
 from holdfast.checkpoint.store import catalogs
 from holdfast.checkpoint.succession import Succession
 from holdfast.checkpoint.tracking.notices import tell_tracking
+from holdfast.checkpoint.tracking.optimizers.waiting import WaitingGradients
 from holdfast.checkpoint.warm import warm_kernels
 from holdfast.deprecation import warn_renamed
 from holdfast.errors import HoldfastError, InvalidRequestError
+from holdfast.loading.extras import TrainingState, has_lost_scheduler, tell_lost_scheduler
 from holdfast.loading.generators import as_kept
-from holdfast.loading.rate_schedulers import has_lost_scheduler, tell_lost_scheduler
 from holdfast.loading.reader_slot import ReaderSlot
 from holdfast.loading.stateful import READER, check_stateful
 from holdfast.model.model_state import ModelState
@@ -107,7 +108,10 @@ class Checkpointer:
         for name, item in self._extras.items():
             check_stateful(name, item)
         self._log = open_log(self.settings)
-        self._reader = ReaderSlot(reader, self._log, carried=self._extras)
+        training = TrainingState(
+            self._extras, optimizers=self._state.optimizers.values(), model=self._state.model
+        )
+        self._reader = ReaderSlot(reader, self._log, carried=self._extras, training=training)
         self._planner = Planner(self._strategy, self.settings, self._log)
         codecs = self._planner.plan_codec(restores=0)  # a bad one is refused here, not at a save
         self._storage = as_storage(url, self.settings.storage_options)
@@ -153,7 +157,9 @@ class Checkpointer:
             threads=self.settings.threads or restores.default_threads(),
         )
         self._is_closed = False
+        self._waiting = WaitingGradients(self._state.optimizers.values(), self._log)
         self._has_told_scheduler = False
+        self._plans = 0
         self._lost = LostSamples(
             self.settings.make_meter(), saves_a_round=1 if hot is None else hot.saves_a_round
         )
@@ -360,6 +366,7 @@ class Checkpointer:
         self._lineage.step += 1
         self._lost.trained()
         self._reader.trained()
+        self._waiting.counted()
         is_due = self._schedule.is_due(self._lineage.step)
         try:
             if self._preemption.is_due(self._lineage.step):
@@ -502,6 +509,7 @@ class Checkpointer:
             self._extractor.wait()
             self._saves.close()
             self._changed.close()
+            self._waiting.close()
             self._preemption.leave()
             self._together.leave(is_orderly=is_orderly)
             self._bench.close()
@@ -549,6 +557,7 @@ class Checkpointer:
             self._saves.settle_commit()
             self._state.follow_model()
             tell_tracking(self._changed.catch_up(), self._log)
+            self._waiting.tell()
             self._tell_lost_scheduler()
         except HoldfastError as caught:
             error = error or self._together.hold_back(caught)
@@ -569,8 +578,12 @@ class Checkpointer:
 
     def _tell_lost_scheduler(self) -> None:
         """Once, and early: a run that was resumed cannot find its rates again."""
+        self._plans += 1
+        if self._has_told_scheduler:
+            return
+        is_thorough = self._plans & (self._plans - 1) == 0  # ever more rarely: it takes time
         optimizers = self._state.optimizers.values()
-        if not self._has_told_scheduler and has_lost_scheduler(optimizers, self._extras):
+        if has_lost_scheduler(optimizers, self._extras, is_thorough=is_thorough):
             self._has_told_scheduler = True
             tell_lost_scheduler(self._log)
 

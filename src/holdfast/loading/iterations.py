@@ -33,6 +33,8 @@ class Source(Protocol):
 
     def go_to_end(self, end: int) -> None: ...
 
+    def pass_over(self) -> None: ...
+
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Iteration:
@@ -100,7 +102,9 @@ class Epochs:
             number = max(number, plan.first)
         if number >= plan.end:
             plan.is_used = True
-            reader.go_to_end(plan.end)
+            if reader.is_to_go_back:
+                reader.go_to_end(plan.end)
+                reader.pass_over()
             raise StopIteration
         set_epoch(reader.loader, number)
         self.generation = reader.generation

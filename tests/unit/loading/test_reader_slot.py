@@ -297,12 +297,28 @@ def _schedule(run: Run, scheduler: Any) -> None:
     scheduler.step()
 
 
+def _slow_down(run: Run, scheduler: Any) -> None:
+    run.optimizer.param_groups[0]["lr"] *= 0.9
+    scheduler.optimizer.param_groups[0]["lr"] *= 0.9
+
+
+def _average(run: Run, scheduler: Any) -> None:
+    with torch.no_grad():
+        run.model.top[1].bias.lerp_(run.model.top[1].bias.detach() + 1, 0.1)
+
+
 def _nothing(run: Run, scheduler: Any) -> None:
     pass
 
 
 @pytest.mark.parametrize(
-    ("follows", "told"), [(_evaluate, "random numbers are drawn"), (_schedule, "scheduler steps")]
+    ("follows", "told"),
+    [
+        (_evaluate, "random numbers are drawn"),
+        (_schedule, "scheduler steps"),
+        (_slow_down, "learning rate changes"),
+        (_average, "model is written to"),
+    ],
 )
 @pytest.mark.parametrize("is_last", [True, False])
 def test_what_follows_a_save_is_reported(
@@ -376,3 +392,32 @@ def test_reader_and_epochs_must_be_the_same_object(tmp_path: Path) -> None:
     run = Run(tmp_path, seed=1, reader=make_loader("granted"))
     with run.ck, pytest.raises(InvalidRequestError, match="another loader"):
         run.ck.epochs(make_loader("granted"), 1)
+
+
+def nested(run: Run) -> None:
+    """A loop over one loader for each batch of another."""
+    outer, inner = make_loader("plain"), make_loader("iterable")
+    for _ in run.ck.epochs(outer, 1):
+        run.train(run.ck.epochs(inner, 1), stop=None)
+
+
+def lazily_beside(run: Run) -> None:
+    """A second loader that is named late, and drawn from now and then."""
+    others: Any = None
+    for number, batch in enumerate(run.ck.epochs(make_loader("plain"), 2)):
+        if number % 3 == 1:
+            others = others or run.ck.epochs(make_loader("iterable"), 9)
+            batch = torch.cat([batch, next(others)])
+        run.train([batch], stop=None)
+
+
+@pytest.mark.parametrize(("program", "is_told"), [(nested, True), (lazily_beside, False)])
+def test_calls_inside_of_a_loop_are_reported(
+    program: Callable[[Run], None], is_told: bool, tmp_path: Path
+) -> None:
+    told: list[events.Event] = []
+    run = Run(tmp_path, seed=1, events=told.append)
+    expected = pytest.warns(HoldfastWarning, match="called again for each batch of another")
+    with run.ck, expected if is_told else contextlib.nullcontext():
+        program(run)
+    assert len([event for event in told if isinstance(event, events.ReaderNotice)]) == is_told
