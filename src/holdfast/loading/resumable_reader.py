@@ -279,7 +279,9 @@ class ResumableReader:
                 own = place.own_generators()
             if is_over or not at.index:
                 start = waiting[0].epoch.start if waiting else None
-            is_exact = count.how != "thread" and len(waiting) <= _AHEAD_MAX
+            is_known = len(waiting) <= _AHEAD_MAX
+            # A thread reads while training draws, too; but in the order drawn for an epoch.
+            is_exact = count.how != "thread"
             now = self._saved = rng_state()
             return pack_state(
                 epoch=at.epoch.number,
@@ -290,7 +292,10 @@ class ResumableReader:
                 loader=loader,
                 own=own,
                 now=now,
-                ahead=[batch.before for batch in waiting] if is_exact else [],
+                ahead=[
+                    batch.before if is_exact or batch.index == 1 else None
+                    for batch in (waiting if is_known else [])
+                ],
                 has_read_end=bool(waiting) and waiting[-1].epoch.is_over,
                 call=self._trained_call,
             )
