@@ -35,6 +35,8 @@ class Source(Protocol):
 
     def pass_over(self) -> None: ...
 
+    def go_behind_left(self, first: int) -> None: ...
+
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Iteration:
@@ -97,6 +99,7 @@ class Epochs:
         made = Iteration(reader, is_chained=True, is_sequel=is_sequel, first_epoch=plan.first)
         made.site = call_site(frame)
         reader.resume_again(made)
+        reader.go_behind_left(plan.first)
         number = reader.next_epoch()
         if not reader.is_to_go_back:
             number = max(number, plan.first)

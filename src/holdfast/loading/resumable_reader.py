@@ -618,6 +618,18 @@ class ResumableReader:
                 self._go_back(Iteration(self, is_chained=True), resume)
                 self._resumed = None
 
+    def go_behind_left(self, first: int) -> None:
+        """A call begins whose first epoch is behind the one of the checkpoint: the program left
+        that one in the middle, and does not ask for the rest (a ``zip`` whose other loader ended).
+        """
+        with self._reading:
+            resume = self._resume
+            if resume is None or resume.is_over or not resume.has_begun:
+                return
+            if resume.epoch < first:
+                self._go_back(Iteration(self, is_chained=True), resume)
+                self._resumed = None
+
     def pass_over(self) -> None:
         """A call of ``epochs`` has no batches left: all of its epochs are trained."""
         self.on_passed()

@@ -91,6 +91,14 @@ def side_by_side_every_epoch(run: Run, stop: int | None) -> None:
             run.train([torch.cat(pair)], stop=stop)
 
 
+def shorter_first_every_epoch(run: Run, stop: int | None) -> None:
+    """The same, the shorter one first: at its end nothing asks the other one."""
+    longer, shorter = make_loader("plain"), [torch.full((4, 4), float(i)) for i in range(8)]
+    for _ in range(4):
+        for pair in zip(run.ck.epochs(shorter, 1), run.ck.epochs(longer, 1), strict=False):
+            run.train([torch.cat(pair)], stop=stop)
+
+
 def leave_early(run: Run, stop: int | None) -> None:
     """The first loop is left in mid-epoch; the second goes on with another loader."""
     for batch in run.ck.epochs(make_loader("plain"), 5):
@@ -120,7 +128,8 @@ def look_first(run: Run, stop: int | None) -> None:
 @pytest.mark.parametrize(
     "program",
     [pretrain_and_tune, tune_the_same, call_every_epoch, build_every_epoch, take_turns,
-     side_by_side, side_by_side_every_epoch, leave_early, leave_and_return, look_first],
+     side_by_side, side_by_side_every_epoch, shorter_first_every_epoch, leave_early,
+     leave_and_return, look_first],
 )  # fmt: skip
 def test_a_program_of_several_loops_resumes_in_the_right_one(
     program: Program, tmp_path: Path
