@@ -45,9 +45,11 @@ from holdfast.checkpoint.settings import CANCEL, SettingsKeywords, make_settings
 from holdfast.checkpoint.store import catalogs
 from holdfast.checkpoint.store.delete import delete_checkpoints
 from holdfast.checkpoint.succession import Succession
+from holdfast.checkpoint.tracking.optimizers.waiting import WaitingGradients
 from holdfast.checkpoint.warm import warm_kernels
 from holdfast.deprecation import warn_renamed
 from holdfast.errors import HoldfastError, InvalidRequestError
+from holdfast.loading.extras import TrainingState
 from holdfast.loading.generators import Generator, as_kept
 from holdfast.loading.reader_slot import ReaderSlot
 from holdfast.loading.stateful import Stateful, check_stateful
@@ -94,7 +96,10 @@ class Checkpointer:
         for name, item in self._extras.items():
             check_stateful(name, item)
         self._log = open_log(self.settings)
-        self._reader = ReaderSlot(reader, self._log, carried=self._extras)
+        training = TrainingState(
+            self._extras, optimizers=self._state.optimizers.values(), model=self._state.model
+        )
+        self._reader = ReaderSlot(reader, self._log, carried=self._extras, training=training)
         self._planner = Planner(self._strategy, self.settings, self._log)
         codecs = self._planner.plan_codec(restores=0)  # a bad one is refused here, not at a save
         self._storage = as_storage(url, self.settings.storage_options)
@@ -138,6 +143,7 @@ class Checkpointer:
         )
         self._is_closed = False
         self._restore_stats: restores.RestoreStats | None = None
+        self._waiting = WaitingGradients(self._state.optimizers.values(), self._log)
         self._lost = LostSamples(
             self.settings.make_meter(), saves_a_round=1 if hot is None else hot.saves_a_round
         )
@@ -157,6 +163,7 @@ class Checkpointer:
             together=self._together,
             extractor=self._extractor,
             bench=self._bench,
+            waiting=self._waiting,
             log=self._log,
             may_cancel=self.settings.on_busy == CANCEL,
         )
@@ -351,6 +358,7 @@ class Checkpointer:
         self._saver.annotate_step(metrics, metadata)
         self._lost.trained()
         self._reader.trained()
+        self._waiting.counted()
         is_due = self._schedule.is_due(self._lineage.step)
         try:
             if self._preemption.is_due(self._lineage.step):
@@ -450,6 +458,7 @@ class Checkpointer:
             self._extractor.wait()
             self._saves.close()
             self._changed.close()
+            self._waiting.close()
             self._preemption.leave()
             self._together.leave(is_orderly=is_orderly)
             self._bench.close()

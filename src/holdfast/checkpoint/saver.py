@@ -38,8 +38,9 @@ from holdfast.checkpoint.saving.workbench import Workbench
 from holdfast.checkpoint.store.writer import RunWriter
 from holdfast.checkpoint.succession import Succession
 from holdfast.checkpoint.tracking.notices import tell_tracking
+from holdfast.checkpoint.tracking.optimizers.waiting import WaitingGradients
 from holdfast.errors import HoldfastError, HoldfastWarning
-from holdfast.loading.rate_schedulers import has_lost_scheduler, tell_lost_scheduler
+from holdfast.loading.extras import has_lost_scheduler, tell_lost_scheduler
 from holdfast.loading.reader_slot import ReaderSlot
 from holdfast.loading.stateful import carried
 from holdfast.model.model_state import ModelState
@@ -81,11 +82,13 @@ class Saver:
     together: Together
     extractor: Extractor
     bench: Workbench
+    waiting: WaitingGradients
     log: events.EventLog
     may_cancel: bool
     """A save that still runs is cancelled for the next one."""
     _of_step: tuple[Mapping[str, Any] | None, Mapping[str, Any] | None] = (None, None)
     _has_told_scheduler: bool = False
+    _plans: int = 0
 
     def annotate_step(
         self, metrics: Mapping[str, Any] | None, metadata: Mapping[str, Any] | None
@@ -180,6 +183,7 @@ class Saver:
             self.saves.settle_commit()
             self.state.follow_model()
             tell_tracking(self.changed.catch_up(), self.log)
+            self.waiting.tell()
             self._tell_lost_scheduler()
         except HoldfastError as caught:
             error = error or self.together.hold_back(caught)
@@ -204,8 +208,12 @@ class Saver:
 
     def _tell_lost_scheduler(self) -> None:
         """Once, and early: a run that was resumed cannot find its rates again."""
+        self._plans += 1
+        if self._has_told_scheduler:
+            return
+        is_thorough = self._plans & (self._plans - 1) == 0  # ever more rarely: it takes time
         optimizers = self.state.optimizers.values()
-        if not self._has_told_scheduler and has_lost_scheduler(optimizers, self.extras):
+        if has_lost_scheduler(optimizers, self.extras, is_thorough=is_thorough):
             self._has_told_scheduler = True
             tell_lost_scheduler(self.log)
 

@@ -33,6 +33,10 @@ class Source(Protocol):
 
     def go_to_end(self, end: int) -> None: ...
 
+    def pass_over(self) -> None: ...
+
+    def go_behind_left(self, first: int) -> None: ...
+
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Iteration:
@@ -95,12 +99,15 @@ class Epochs:
         made = Iteration(reader, is_chained=True, is_sequel=is_sequel, first_epoch=plan.first)
         made.site = call_site(frame)
         reader.resume_again(made)
+        reader.go_behind_left(plan.first)
         number = reader.next_epoch()
         if not reader.is_to_go_back:
             number = max(number, plan.first)
         if number >= plan.end:
             plan.is_used = True
-            reader.go_to_end(plan.end)
+            if reader.is_to_go_back:
+                reader.go_to_end(plan.end)
+                reader.pass_over()
             raise StopIteration
         set_epoch(reader.loader, number)
         self.generation = reader.generation

@@ -18,12 +18,14 @@ import contextlib
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 from holdfast import events
 from holdfast.errors import HoldfastWarning, InvalidRequestError
+from holdfast.loading.extras import TrainingState
 from holdfast.loading.reader_state import (
     epoch_of,
     is_resumable,
@@ -40,17 +42,26 @@ class ReaderSlot:
     """Holds the readers; a checkpoint stores and loads them as one."""
 
     def __init__(
-        self, reader: Any, log: events.EventLog, *, carried: Mapping[str, Any] | None = None
+        self,
+        reader: Any,
+        log: events.EventLog,
+        *,
+        carried: Mapping[str, Any] | None = None,
+        training: TrainingState | None = None,
     ) -> None:
         """``reader``: None, a ResumableReader, a DataLoader, or anything with ``state_dict``.
         ``carried``: what a checkpoint stores beside it, which may be loaders, too; None where that
-        is not known.
+        is not known. ``training``: what a loop changes beside its batches.
 
         Raises:
             InvalidRequestError: it has no ``state_dict``; says how else it is placed.
         """
         self._log = log
         self._carried = carried
+        self._training = training or TrainingState()
+        self._is_at_place = True  # where training goes on, or began
+        self._at_place: frozenset[int] = frozenset()  # the readers that take the run there
+        self._loaded_schedules: dict[str, Any] = {}
         self._plain: Any = None  # stored by its own state_dict
         self._readers: list[ResumableReader] = []  # in the order they were named
         self._siblings: list[weakref.ref[ResumableReader]] = []
@@ -64,11 +75,13 @@ class ReaderSlot:
         self._has_looked = False  # for loaders that nobody named
         self._must_ask_epoch = False
         self._asked_epoch = 0  # what ``epoch`` said between a load and the first ``epochs``
+        self._call_order: list[int] = []  # of ``epochs``: the number of the reader of each
+        self._trained_under: dict[int, int] = {}  # by reader: the place in it of its last call
         self._has_planned = False  # ``epochs`` was called since the last load
         self._warned: set[str] = set()
         self._idle_steps = 0  # in a row that trained no batch
         self._has_long_batches = False  # several steps were counted for one
-        self._saved_schedules: dict[str, Any] = {}
+        self._saved = _Saved()
         self._is_attached = isinstance(reader, ResumableReader)  # hf.attach says what it counts
         if isinstance(reader, ResumableReader):
             reader.log = log
@@ -122,10 +135,11 @@ class ReaderSlot:
                 "call ck.epochs() as often as in a new run: for _ in range(n)",
             )
         self._asked_epoch, self._has_planned = 0, True
-        for reader in self._readers:
+        for number, reader in enumerate(self._readers):
             if reader.loader is loader or reader is loader:
                 if batches_per_step is not None:
                     reader.set_batches_per_step(batches_per_step)
+                self._call_order.append(number)
                 return reader.epochs(count)
         if self._plain not in (None, loader):
             raise InvalidRequestError(
@@ -136,6 +150,7 @@ class ReaderSlot:
             )
         reader = ResumableReader(loader, batches_per_step=batches_per_step, log=self._log)
         self._plain = None
+        self._call_order.append(len(self._readers))
         self._add(reader)
         return reader.epochs(count)
 
@@ -148,6 +163,8 @@ class ReaderSlot:
         # Weak: a reader must not keep the slot alive, which holds it.
         this = weakref.ref(self)
         reader.on_next_batch = lambda has_drawn: _tell(this(), has_drawn)
+        reader.on_passed = lambda: _pass(this())
+        reader.on_place = lambda: _place(this(), number)
         state = self._late.pop(number, None)
         if state is not None:
             reader.load_state_dict(state)
@@ -175,6 +192,8 @@ class ReaderSlot:
         for reader in drawn:
             self._current = self._readers.index(reader)
             self._trained_at[self._current] = self._steps
+        if len(drawn) > 1:
+            self._look_for_inner_loops(map(self._readers.index, drawn))
         if self._must_ask_epoch:
             self._must_ask_epoch = False
             self._warn(
@@ -184,6 +203,23 @@ class ReaderSlot:
             )
         if not self.is_used:
             self._look_for_unnamed()
+
+    def _look_for_inner_loops(self, drawn: Iterable[int]) -> None:
+        """Tell of loops over ``epochs`` inside of one: a resumed run makes fewer calls."""
+        order = self._call_order
+        for number in drawn:
+            if number not in order:
+                continue
+            last = len(order) - 1 - order[::-1].index(number)
+            inner = order[last + 1 :]
+            if self._trained_under.get(number) == last and len(set(inner)) < len(inner):
+                self._warn(
+                    "ck.epochs() is called again for each batch of another loader: a resumed run, "
+                    "which goes on in the middle, makes other calls, and trains other batches",
+                    "iterate the inner loader itself, and call ck.step() once for each batch of "
+                    "the outer one",
+                )
+            self._trained_under[number] = last
 
     def _look_for_idle_steps(self, *, has_drawn: bool) -> None:
         """Tell of steps that no batch was drawn for: a resume cannot go between them."""
@@ -213,20 +249,52 @@ class ReaderSlot:
                 "another loader): a run that resumes from a save there does not draw them",
                 todo,
             )
-        if self._schedules() != self._saved_schedules:
+        saved, now = self._saved, self._saw()
+        if now.schedules != saved.schedules:
             self._warn(
                 "a scheduler steps between ck.step() and the next batch: a run that resumes from "
                 "a save there leaves that step out",
                 todo,
             )
+        elif now.rates != saved.rates:
+            self._warn(
+                "a learning rate changes between ck.step() and the next batch: a run that resumes "
+                "from a save there has the rate of before",
+                todo,
+            )
+        if now.writes != saved.writes:
+            self._warn(
+                "the model is written to between ck.step() and the next batch (a moving average, "
+                "an evaluation in train mode): a run that resumes from a save there leaves that "
+                "out",
+                todo,
+            )
 
-    def _schedules(self) -> dict[str, Any]:
-        """How far schedulers among the extras are."""
-        found = ((name, getattr(item, "last_epoch", None)) for name, item in self._items())
-        return {name: last for name, last in found if isinstance(last, int)}
+    def _saw(self) -> _Saved:
+        training = self._training
+        return _Saved(training.schedules(), training.rates(), training.writes())
 
-    def _items(self) -> Iterable[tuple[str, Any]]:
-        return () if self._carried is None else self._carried.items()
+    def pass_over(self) -> None:
+        """A loop was passed over, because its epochs are trained."""
+        if not self._is_at_place:
+            self._look_at_schedules()
+            self._training.keep()
+
+    def placed(self, number: int) -> None:
+        """A reader was brought to its place after a resume."""
+        if not self._is_at_place and number in self._at_place:
+            self._look_at_schedules()
+            self._is_at_place = True
+            self._training.put_back(self._warn)
+
+    def _look_at_schedules(self) -> None:
+        """Tell of a scheduler that stepped since a resume, and before its first batch."""
+        if not self._training.is_kept and self._training.schedules() != self._loaded_schedules:
+            self._warn(
+                "a scheduler steps between ck.resume() and the first batch: a run that resumes "
+                "there has taken that step already",
+                "let a scheduler step behind the batches that it counts, before ck.step()",
+            )
 
     def place_elsewhere(self) -> None:
         """Somebody else places the loader after a resume: expect none here."""
@@ -264,6 +332,9 @@ class ReaderSlot:
         self._loaded_step = step
         self._has_looked = self._has_planned = False
         self._asked_epoch = 0
+        self._loaded_schedules = self._training.schedules()
+        self._is_at_place = False
+        self._training.forget()
 
     def state_dict(self) -> dict[str, Any]:
         """Where training is."""
@@ -276,14 +347,26 @@ class ReaderSlot:
                 "were read ahead is known at the second, and this checkpoint was taken before",
                 "pass batches_per_step= to ck.epochs() or hf.attach()",
             )
-        self._saved_schedules = self._schedules()
-        states = {number: self._state_of(number) for number in range(len(self._readers))}
-        return join_states({**self._late, **states}, self._current)
+        self._saved = self._saw()
+        beside = self._beside()
+        others = [number for number in range(len(self._readers)) if number != self._current]
+        states = {number: self._state_of(number) for number in others}
+        if self._current < len(self._readers):  # last: looking for the end of others may draw
+            states[self._current] = now = self._readers[self._current].state_dict()
+            for number in beside:
+                if number in states:  # whichever goes on first has the generators as they are now
+                    states[number] = {**states[number], "now": now["now"]}
+        return join_states({**self._late, **states}, self._current, beside)
+
+    def _beside(self) -> list[int]:
+        """The readers whose batches the last step trained beside those of the current one."""
+        last = self._trained_at.get(self._current)
+        if last is None:  # no step since the resume
+            return sorted(self._at_place - {self._current})
+        return [n for n, at in self._trained_at.items() if at == last and n != self._current]
 
     def _state_of(self, number: int) -> dict[str, Any]:
         reader = self._readers[number]
-        if number == self._current:
-            return reader.state_dict()
         last = self._trained_at.get(self._current, 0)
         if reader.is_left and self._trained_at.get(number, 0) < last:
             return reader.left_state_dict()
@@ -293,11 +376,12 @@ class ReaderSlot:
         """Take a state; parts of readers that are not named yet wait for them."""
         if self._plain is not None:
             own = state["loader"] if is_resumable(state) else state
-            self._late = {0: state}
+            self._late, self._at_place = {0: state}, frozenset({0})
             if own is not None:
                 self._plain.load_state_dict(own)
             return
-        self._late, current = split_states(state)
+        self._late, current, beside = split_states(state)
+        self._at_place = frozenset({current, *beside})
         if self._readers and current != self._current:
             self._warn(
                 "the checkpoint is of a time when another loader was trained: it cannot take a "
@@ -338,6 +422,25 @@ class ReaderSlot:
             warnings.warn(f"{reason}; {todo}", HoldfastWarning, stacklevel=4)
 
 
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """What a save had of the training state that a step changes."""
+
+    schedules: dict[str, Any] = field(default_factory=dict)
+    rates: list[Any] = field(default_factory=list)
+    writes: list[tuple[int, int]] = field(default_factory=list)
+
+
 def _tell(slot: ReaderSlot | None, has_drawn: bool) -> None:
     if slot is not None:
         slot.tell_what_follows_saves(has_drawn=has_drawn)
+
+
+def _pass(slot: ReaderSlot | None) -> None:
+    if slot is not None:
+        slot.pass_over()
+
+
+def _place(slot: ReaderSlot | None, number: int) -> None:
+    if slot is not None:
+        slot.placed(number)

@@ -68,22 +68,30 @@ def pack_state(
     }
 
 
-_CURRENT, _OTHERS = "holdfast.number", "holdfast.others"
+_CURRENT, _OTHERS, _BESIDE = "holdfast.number", "holdfast.others", "holdfast.beside"
 
 
-def join_states(states: Mapping[int, Mapping[str, Any]], current: int) -> dict[str, Any]:
+def join_states(
+    states: Mapping[int, Mapping[str, Any]], current: int, beside: Sequence[int] = ()
+) -> dict[str, Any]:
     """One state of several readers, by their numbers; that of the current one if there is one.
 
-    >>> split_states(join_states({0: {"a": 1}, 1: {"b": 2}}, 1))
-    ({1: {'b': 2}, 0: {'a': 1}}, 1)
+    ``beside``: other readers whose batches the last step trained, too.
+
+    >>> split_states(join_states({0: {"a": 1}, 1: {"b": 2}}, 1, [0]))
+    ({1: {'b': 2}, 0: {'a': 1}}, 1, (0,))
     """
     joined = dict(states[current])
     others = {str(number): dict(state) for number, state in states.items() if number != current}
-    return {**joined, _CURRENT: current, _OTHERS: others} if others or current else joined
+    if not others and not current:
+        return joined
+    return {**joined, _CURRENT: current, _OTHERS: others, _BESIDE: list(beside)}
 
 
-def split_states(state: Mapping[str, Any]) -> tuple[dict[int, Mapping[str, Any]], int]:
-    """The states of all readers, and the number of the current one.
+def split_states(
+    state: Mapping[str, Any],
+) -> tuple[dict[int, Mapping[str, Any]], int, tuple[int, ...]]:
+    """The states of all readers, the number of the current one, and of those beside it.
 
     Raises:
         InvalidRequestError: not a reader's state.
@@ -93,10 +101,11 @@ def split_states(state: Mapping[str, Any]) -> tuple[dict[int, Mapping[str, Any]]
         others = {int(number): other for number, other in state.get(_OTHERS, {}).items()}
         if not all(isinstance(other, Mapping) for other in others.values()):
             raise ValueError("a state of no reader")
+        beside = tuple(map(int, state.get(_BESIDE, ())))  # absent in older checkpoints
     except (TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
         raise InvalidRequestError("not a reader's state") from error
-    own = {key: value for key, value in state.items() if key not in (_CURRENT, _OTHERS)}
-    return {current: own, **others}, current
+    own = {key: value for key, value in state.items() if key not in (_CURRENT, _OTHERS, _BESIDE)}
+    return {current: own, **others}, current, beside
 
 
 def is_resumable(state: Any) -> bool:

@@ -82,6 +82,10 @@ class ResumableReader:
         self.on_next_batch: Callable[[bool], None] = lambda has_drawn: None
         """Called at the first batch behind a save, in the same epoch, in a loop where nothing reads
         ahead: whether random numbers were drawn since, which a resumed run would not draw."""
+        self.on_place: Callable[[], None] = lambda: None
+        """Called when the loader was brought to where the checkpoint had it."""
+        self.on_passed: Callable[[], None] = lambda: None
+        """Called when a call of ``epochs`` has no batches left after a resume."""
         # All readers of the same checkpointer. Weak: torch's iterators wait for workers, in vain,
         # where the garbage collector finds them in a cycle.
         self.siblings: Sequence[weakref.ref[ResumableReader]] = ()
@@ -275,7 +279,9 @@ class ResumableReader:
                 own = place.own_generators()
             if is_over or not at.index:
                 start = waiting[0].epoch.start if waiting else None
-            is_exact = count.how != "thread" and len(waiting) <= _AHEAD_MAX
+            is_known = len(waiting) <= _AHEAD_MAX
+            # A thread reads while training draws, too; but in the order drawn for an epoch.
+            is_exact = count.how != "thread"
             now = self._saved = rng_state()
             return pack_state(
                 epoch=at.epoch.number,
@@ -286,7 +292,10 @@ class ResumableReader:
                 loader=loader,
                 own=own,
                 now=now,
-                ahead=[batch.before for batch in waiting] if is_exact else [],
+                ahead=[
+                    batch.before if is_exact or batch.index == 1 else None
+                    for batch in (waiting if is_known else [])
+                ],
                 has_read_end=bool(waiting) and waiting[-1].epoch.is_over,
                 call=self._trained_call,
             )
@@ -548,7 +557,9 @@ class ResumableReader:
             self._skip -= 1
             iteration.is_over = True
             raise StopIteration
-        now = resume.now if resume.now is not None else rng_state()
+        is_between = resume.is_over or not resume.has_begun
+        now = resume.now if resume.now is not None or is_between else self._now_of_siblings()
+        now = now if now is not None else rng_state()
         own = resume.own if resume.own is not None else (resume.start or {}).get("own", {})
         epoch = Epoch(resume.epoch, resume.start, resume.is_over, has_trained=resume.has_begun)
         is_end = resume.is_over and not iteration.is_chained
@@ -558,21 +569,40 @@ class ResumableReader:
         self._epoch = epoch
         self._again, self._now = deque(resume.ahead), now
         self._ends_again = resume.has_read_end
-        if resume.is_over or not resume.has_begun:
+        if is_between:
             self._place.go_between_epochs(resume, own=own, now=now)
+            if resume.now is not None:
+                self._forget_now_of_siblings()
+            self.on_place()
             if is_end:
                 iteration.is_over = True
                 raise StopIteration
             return
         self._enter(iteration, epoch)
-        for sibling in self.siblings:  # what this one draws from now on they must not take back
-            other = sibling()
-            if other is not None and other is not self and other._resume is not None:
-                other._resume = replace(other._resume, now=None)
+        self._forget_now_of_siblings()
         iteration.inner = self._place.go_into_epoch(
             resume, now=now, on_progress=lambda done, s: self._report_replay(resume, done, s)
         )
         iteration.drawn = resume.batches
+        self.on_place()
+
+    def _waiting_siblings(self) -> Iterator[ResumableReader]:
+        """The other readers that have not gone back yet."""
+        for sibling in self.siblings:
+            other = sibling()
+            if other is not None and other is not self and other._resume is not None:
+                yield other
+
+    def _now_of_siblings(self) -> Mapping[str, Any] | None:
+        """The generators as training left them, where another reader was the one trained last."""
+        found = (other._resume for other in self._waiting_siblings())
+        return next((one.now for one in found if one is not None and one.now is not None), None)
+
+    def _forget_now_of_siblings(self) -> None:
+        """What this one, or the program, draws from now on they must not take back."""
+        for other in self._waiting_siblings():
+            assert other._resume is not None
+            other._resume = replace(other._resume, now=None)
 
     @property
     def is_to_go_back(self) -> bool:
@@ -587,6 +617,22 @@ class ResumableReader:
             if resume is not None and resume.is_over and resume.epoch + 1 == end:
                 self._go_back(Iteration(self, is_chained=True), resume)
                 self._resumed = None
+
+    def go_behind_left(self, first: int) -> None:
+        """A call begins whose first epoch is behind the one of the checkpoint: the program left
+        that one in the middle, and does not ask for the rest (a ``zip`` whose other loader ended).
+        """
+        with self._reading:
+            resume = self._resume
+            if resume is None or resume.is_over or not resume.has_begun:
+                return
+            if resume.epoch < first:
+                self._go_back(Iteration(self, is_chained=True), resume)
+                self._resumed = None
+
+    def pass_over(self) -> None:
+        """A call of ``epochs`` has no batches left: all of its epochs are trained."""
+        self.on_passed()
 
     # Events.
 

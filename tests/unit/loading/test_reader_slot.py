@@ -91,6 +91,14 @@ def side_by_side_every_epoch(run: Run, stop: int | None) -> None:
             run.train([torch.cat(pair)], stop=stop)
 
 
+def shorter_first_every_epoch(run: Run, stop: int | None) -> None:
+    """The same, the shorter one first: at its end nothing asks the other one."""
+    longer, shorter = make_loader("plain"), [torch.full((4, 4), float(i)) for i in range(8)]
+    for _ in range(4):
+        for pair in zip(run.ck.epochs(shorter, 1), run.ck.epochs(longer, 1), strict=False):
+            run.train([torch.cat(pair)], stop=stop)
+
+
 def leave_early(run: Run, stop: int | None) -> None:
     """The first loop is left in mid-epoch; the second goes on with another loader."""
     for batch in run.ck.epochs(make_loader("plain"), 5):
@@ -120,7 +128,8 @@ def look_first(run: Run, stop: int | None) -> None:
 @pytest.mark.parametrize(
     "program",
     [pretrain_and_tune, tune_the_same, call_every_epoch, build_every_epoch, take_turns,
-     side_by_side, side_by_side_every_epoch, leave_early, leave_and_return, look_first],
+     side_by_side, side_by_side_every_epoch, shorter_first_every_epoch, leave_early,
+     leave_and_return, look_first],
 )  # fmt: skip
 def test_a_program_of_several_loops_resumes_in_the_right_one(
     program: Program, tmp_path: Path
@@ -297,12 +306,28 @@ def _schedule(run: Run, scheduler: Any) -> None:
     scheduler.step()
 
 
+def _slow_down(run: Run, scheduler: Any) -> None:
+    run.optimizer.param_groups[0]["lr"] *= 0.9
+    scheduler.optimizer.param_groups[0]["lr"] *= 0.9
+
+
+def _average(run: Run, scheduler: Any) -> None:
+    with torch.no_grad():
+        run.model.top[1].bias.lerp_(run.model.top[1].bias.detach() + 1, 0.1)
+
+
 def _nothing(run: Run, scheduler: Any) -> None:
     pass
 
 
 @pytest.mark.parametrize(
-    ("follows", "told"), [(_evaluate, "random numbers are drawn"), (_schedule, "scheduler steps")]
+    ("follows", "told"),
+    [
+        (_evaluate, "random numbers are drawn"),
+        (_schedule, "scheduler steps"),
+        (_slow_down, "learning rate changes"),
+        (_average, "model is written to"),
+    ],
 )
 @pytest.mark.parametrize("is_last", [True, False])
 def test_what_follows_a_save_is_reported(
@@ -376,3 +401,32 @@ def test_reader_and_epochs_must_be_the_same_object(tmp_path: Path) -> None:
     run = Run(tmp_path, seed=1, reader=make_loader("granted"))
     with run.ck, pytest.raises(InvalidRequestError, match="another loader"):
         run.ck.epochs(make_loader("granted"), 1)
+
+
+def nested(run: Run) -> None:
+    """A loop over one loader for each batch of another."""
+    outer, inner = make_loader("plain"), make_loader("iterable")
+    for _ in run.ck.epochs(outer, 1):
+        run.train(run.ck.epochs(inner, 1), stop=None)
+
+
+def lazily_beside(run: Run) -> None:
+    """A second loader that is named late, and drawn from now and then."""
+    others: Any = None
+    for number, batch in enumerate(run.ck.epochs(make_loader("plain"), 2)):
+        if number % 3 == 1:
+            others = others or run.ck.epochs(make_loader("iterable"), 9)
+            batch = torch.cat([batch, next(others)])
+        run.train([batch], stop=None)
+
+
+@pytest.mark.parametrize(("program", "is_told"), [(nested, True), (lazily_beside, False)])
+def test_calls_inside_of_a_loop_are_reported(
+    program: Callable[[Run], None], is_told: bool, tmp_path: Path
+) -> None:
+    told: list[events.Event] = []
+    run = Run(tmp_path, seed=1, events=told.append)
+    expected = pytest.warns(HoldfastWarning, match="called again for each batch of another")
+    with run.ck, expected if is_told else contextlib.nullcontext():
+        program(run)
+    assert len([event for event in told if isinstance(event, events.ReaderNotice)]) == is_told

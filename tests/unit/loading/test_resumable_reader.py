@@ -16,6 +16,7 @@ from holdfast.loading.resumable_reader import ResumableReader
 from tests.unit.loading.readerjob import (
     BATCHES,
     EPOCHS,
+    Plain,
     Run,
     Stopped,
     in_thread,
@@ -99,6 +100,32 @@ def test_batches_that_a_thread_read_ahead_are_read_again(kind: str, tmp_path: Pa
             for seen, _ in (once, found)
         )
     assert found == once
+
+
+@pytest.mark.parametrize("stop", range(BATCHES - 3, BATCHES + 2))
+def test_a_thread_that_reads_into_the_next_epoch_reads_it_in_the_same_order(
+    stop: int, tmp_path: Path
+) -> None:
+    """The order is drawn from the global generators, and training draws nothing."""
+
+    def train(run: Run, stop: int | None) -> list[Any]:
+        run.model.top[0] = torch.nn.Identity()
+        loader: Any = DataLoader(Plain(), batch_size=4, shuffle=True)
+        batches = in_thread(run.ck.epochs(loader, EPOCHS))
+        with contextlib.closing(batches), contextlib.suppress(Stopped):  # type: ignore[type-var]
+            run.train(batches, stop=stop)
+        return [row for _, row in run.seen]
+
+    once = Run(tmp_path / "once", seed=1)
+    with once.ck:
+        whole = train(once, None)
+    first = Run(tmp_path / "stopped", seed=1)
+    with first.ck:
+        begun = train(first, stop)
+    rest = Run(tmp_path / "stopped", seed=2)
+    with rest.ck:
+        assert rest.ck.resume() == stop
+        assert begun + train(rest, None) == whole
 
 
 @pytest.mark.parametrize("kind", ["plain", "stateful", "list"])
