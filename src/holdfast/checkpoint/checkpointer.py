@@ -188,6 +188,7 @@ class Checkpointer:
             codecs,
             has_grid=self._planner.rules.has_grid,
             has_priority=hot is not None,
+            has_restore=found is not None,
             dtypes={column.dtype for schema in self._state.schemas() for column in schema.columns},
         )
         self._log.emit(events.KernelsCompiled(seconds=seconds))

@@ -30,10 +30,11 @@ def warm_kernels(
     *,
     has_grid: bool,
     has_priority: bool = False,
+    has_restore: bool = True,
     dtypes: Collection[str] = (FLOAT32,),
 ) -> float:
-    """Run every kernel a save and a restore need once, on a few rows of these types; the seconds it
-    took."""
+    """Run every kernel a save needs once, and what a restore needs besides if there is one to come,
+    on a few rows of these types; the seconds it took to compile."""
     # Row state may appear only later: its codecs are needed at the first save all the same.
     used = {codecs.weights}
     used |= {codecs.for_column(1, is_non_negative=flag) for flag in (True, False)}
@@ -41,7 +42,7 @@ def warm_kernels(
         *_marking(),
         *([priority.warm] if has_priority else []),
         *_storing(used, dtypes, has_grid=has_grid),
-        _place,
+        *([_place] if has_restore else []),
     ])  # fmt: skip
 
 

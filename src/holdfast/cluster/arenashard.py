@@ -41,6 +41,7 @@ from holdfast.cluster.reserve import Reserve
 from holdfast.cluster.spec import DIFFERENCE, GRADIENT, PROPAGATIONS, granules_of
 from holdfast.cluster.uses import Span
 from holdfast.errors import InvalidRequestError
+from holdfast.kernels.compiling import as_slots, read_only
 from holdfast.kernels.rows import placed_rows
 from holdfast.kernels.servers import galois, initial, optimizers, replicas
 from holdfast.kernels.servers import shard as kernels
@@ -235,7 +236,7 @@ class ArenaShard:
         """The optimizer's steps on records, or on copies of records: one kernel for both."""
         optimizer = self.spec.optimizer
         optimizers.apply(
-            records_MW, kernels.as_slots(slots_N), kernels.read_only(grads_ND), optimizer.kind,
+            records_MW, as_slots(slots_N), read_only(grads_ND), optimizer.kind,
             optimizer.hyper_H,
         )  # fmt: skip
 

@@ -39,13 +39,16 @@ from typing import Any, TypeVar
 import numba
 import numpy as np
 import numpy.typing as npt
-from numba.core import caching
+from numba.core import caching as _caching
 
 try:
     import fcntl
 except ImportError:  # a system without it: processes may compile the same at the same time
     fcntl = None  # type: ignore[assignment]
 
+# Numba's types know neither all of its options nor its inner classes.
+njit: Any = numba.njit
+caching: Any = _caching
 F = TypeVar("F", bound=Callable[..., Any])
 
 _KERNELS = Path(__file__).parent
@@ -60,18 +63,20 @@ def kernel(**options: Any) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         # No wrapper for C: nothing calls kernels from there, and it costs a tenth of the time.
-        dispatcher = numba.njit(nogil=True, no_cfunc_wrapper=True, **options)(function)
+        dispatcher = njit(nogil=True, no_cfunc_wrapper=True, **options)(function)
         _Kept(dispatcher)
-        return dispatcher  # type: ignore[no-any-return]
+        compiled: F = dispatcher
+        return compiled
 
     return decorate
 
 
 def helper(**options: Any) -> Callable[[F], F]:
     """Compile a function that only kernels call."""
-    return numba.njit(  # type: ignore[no-any-return]
+    decorate: Callable[[F], F] = njit(
         nogil=True, no_cfunc_wrapper=True, no_cpython_wrapper=True, **options
     )
+    return decorate
 
 
 def read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -182,7 +187,7 @@ class _Progress:
 _progress = _Progress()
 
 
-class _Kept(caching.FunctionCache):  # type: ignore[misc]
+class _Kept(_caching.FunctionCache):
     """A kernel's compiled forms, kept in a folder; stands between its dispatcher and compiler."""
 
     def __init__(self, dispatcher: Any) -> None:
@@ -211,7 +216,7 @@ class _Kept(caching.FunctionCache):  # type: ignore[misc]
         target_context.refresh()
         if not self._enabled:
             return None
-        key = self._index_key(sig, target_context.codegen())
+        key = self._key(sig, target_context)
         for folder in _folders()[0]:
             # Unreadable, or damaged: compiled anew, and written again if that is possible.
             with suppress(Exception):
@@ -228,7 +233,7 @@ class _Kept(caching.FunctionCache):  # type: ignore[misc]
         folder = _folders()[1]
         if not self._enabled:
             return self._compile(args, return_type)
-        key = self._index_key(args, self._context.codegen())
+        key = self._key(args, self._context)
         with _progress.compiling(), _locked(folder, _digest(key, self._title)) as has_waited:
             if has_waited and (found := self.load_overload(args, self._context)) is not None:
                 self._context.insert_user_function(found.entry_point, found.fndesc, [found.library])
@@ -240,13 +245,18 @@ class _Kept(caching.FunctionCache):  # type: ignore[misc]
                     self._file(folder, key).save(key, self._impl.reduce(found))
             return found
 
+    def _key(self, types: Any, context: Any) -> Any:
+        """What a compiled form is for: types, processor, and the function's own code."""
+        make_key: Any = self._index_key
+        return make_key(types, context.codegen())
+
     def _file(self, folder: Path, key: Any) -> Any:
         """One file for each kernel and types: what many processes write must not be one index."""
         base = f"{self._title}-{_digest(key, self._title)}"
         return caching.IndexDataCacheFile(str(folder), base, _sources())
 
 
-class _Impl(caching.CompileResultCacheImpl):  # type: ignore[misc]
+class _Impl(_caching.CompileResultCacheImpl):
     """Numba's, without its choice of a folder."""
 
     def __init__(self) -> None:

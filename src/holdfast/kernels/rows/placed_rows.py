@@ -42,7 +42,7 @@ class Numbers(NamedTuple):
     """Of ``data / step``, modulo ``round_stripes``."""
 
 
-@helper(forceinline=True)
+@helper(inline="always")
 def _server(row: int, n: Numbers) -> int:
     inside = row // n.groups
     if n.parity:
@@ -50,30 +50,30 @@ def _server(row: int, n: Numbers) -> int:
     return inside % n.within + row % n.groups * n.within
 
 
-@helper(forceinline=True)
+@helper(inline="always")
 def _stripe(row: int, n: Numbers) -> int:
     return row // (n.data * n.groups) * n.groups + row % n.groups
 
 
-@helper(forceinline=True)
+@helper(inline="always")
 def _position(row: int, n: Numbers) -> int:
     return row // n.groups % n.data
 
 
-@helper(forceinline=True)
+@helper(inline="always")
 def _parity_server(stripe: int, index: int, n: Numbers) -> int:
     rounds, turn = divmod(stripe // n.groups, n.round_stripes)
     after = (turn + 1) * n.data + rounds + index
     return after % n.within + stripe % n.groups * n.within
 
 
-@helper(forceinline=True)
+@helper(inline="always")
 def _turn(offset: int, n: Numbers) -> int:
     """Which stripe of its round is followed by a server at this offset from where it began."""
     return (offset // n.step % n.round_stripes * n.inverse - 1) % n.round_stripes
 
 
-@helper(forceinline=True)
+@helper(inline="always")
 def _parities_before(turns: int, within: int, n: Numbers) -> int:
     """How many parity rows of earlier stripes of its group a server of it holds."""
     rounds, turn = divmod(turns, n.round_stripes)
@@ -88,7 +88,7 @@ def _parities_before(turns: int, within: int, n: Numbers) -> int:
     return found
 
 
-@helper(forceinline=True)
+@helper(inline="always")
 def _parity_slot(stripe: int, server: int, n: Numbers) -> int:
     return _parities_before(stripe // n.groups, server % n.within, n)
 

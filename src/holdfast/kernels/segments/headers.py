@@ -53,7 +53,10 @@ _ID_MAX = 1 << 62
 
 
 # Sizes of numbers. Not literals: Numba compiles a function again for each literal.
-_1, _2, _4, _8 = np.int64(1), np.int64(2), np.int64(4), np.int64(8)
+_1: Any = np.int64(1)
+_2: Any = np.int64(2)
+_4: Any = np.int64(4)
+_8: Any = np.int64(8)
 
 
 @kernel()
