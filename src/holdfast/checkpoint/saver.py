@@ -86,7 +86,7 @@ class Saver:
     log: events.EventLog
     may_cancel: bool
     """A save that still runs is cancelled for the next one."""
-    _of_step: tuple[Mapping[str, Any] | None, Mapping[str, Any] | None] = (None, None)
+    _of_step: tuple[int, Mapping[str, Any] | None, Mapping[str, Any] | None] = (-1, None, None)
     _has_told_scheduler: bool = False
     _plans: int = 0
 
@@ -94,7 +94,7 @@ class Saver:
         self, metrics: Mapping[str, Any] | None, metadata: Mapping[str, Any] | None
     ) -> None:
         """A step begins to count: this is said of it, should it be saved."""
-        self._of_step = (metrics, metadata)
+        self._of_step = (self.lineage.step, metrics, metadata)
 
     def save(
         self,
@@ -149,8 +149,11 @@ class Saver:
         self, metrics: Mapping[str, Any] | None, metadata: Mapping[str, Any] | None
     ) -> Annotations:
         """What is said of this checkpoint, by ``step`` and by ``save``."""
-        (of_metrics, of_metadata), self._of_step = self._of_step, (None, None)
-        earlier, left_out = as_annotations(of_metrics, of_metadata)
+        (step, *of_step), self._of_step = self._of_step, (-1, None, None)
+        # Training may have gone back since to a step that this is not of.
+        earlier, left_out = as_annotations(
+            *(of_step if step == self.lineage.step else (None, None))
+        )
         now, more_left_out = as_annotations(metrics, metadata)
         left_out += more_left_out
         if left_out:

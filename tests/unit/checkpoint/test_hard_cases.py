@@ -22,6 +22,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast import events
+from holdfast.checkpoint import saver
 from holdfast.checkpoint.saving.running import RunningSave
 from holdfast.checkpoint.store import catalogs
 from holdfast.storage import open_storage
@@ -129,9 +130,8 @@ def test_interrupted_save_loses_no_row_and_leaves_nothing_waiting(
 
         target = {
             "start": (threading.Thread, "start"),
-            "dense": (hf.Checkpointer.__module__ and sys.modules[hf.Checkpointer.__module__],
-                      "take_dense"),
-            "rows": (sys.modules[hf.Checkpointer.__module__], "take_rows"),
+            "dense": (saver, "take_dense"),
+            "rows": (saver, "take_rows"),
             "finish": (RunningSave, "complete"),
         }[where]  # fmt: skip
         with monkeypatch.context() as patch:

@@ -62,6 +62,20 @@ def test_a_saved_step_may_be_evaluated_afterwards(tmp_path: Path) -> None:
     assert sum(isinstance(event, events.SaveStarted) for event in seen) == 1
 
 
+def test_what_was_said_of_a_step_is_not_said_of_the_one_that_is_restored(tmp_path: Path) -> None:
+    with make(tmp_path, save_last=False) as ck:
+        ck.step()
+        ck.save(metrics={"auc": 0.5}).wait()
+        ck.step()
+        ck.save().wait()
+        ck.step(metrics={"auc": 0.9})
+        ck.restore(1, discard_later=True)
+        ck.step()
+        ck.save().wait()
+        ck.step(metrics={"auc": 0.7})
+    assert [c.metrics for c in hf.open(tmp_path).checkpoints] == [{"auc": 0.5}, {}]
+
+
 def test_a_failed_word_is_told_and_the_checkpoint_stays(tmp_path: Path) -> None:
     with make(tmp_path, save_last=False) as ck:
         ck.step()
