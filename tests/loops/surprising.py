@@ -156,6 +156,23 @@ def set_to_other_memory(rows: int) -> Program:
 
 
 @odd
+def other_memory_at_the_same_address(rows: int) -> Program:
+    """`weight.data = torch.from_numpy(buffer)` again and again, the buffer edited in between"""
+    model = Items(rows)
+    buffer = model.item.weight.detach().clone().numpy()
+    model.item.weight.data = torch.from_numpy(buffer)
+    optimizer = _OPTIM.SGD(model.parameters(), lr=0.1)
+
+    def step(t: int) -> None:
+        train(model, optimizer, lambda: loss_of(model(draw(rows))))
+        if t > 6 and t % 3 == 0:  # just before a save; nothing trains these rows
+            buffer[rows - 60 + t] += 1
+            model.item.weight.data = torch.from_numpy(buffer)
+
+    return Program(model, [optimizer], step)
+
+
+@odd
 def vector_to_parameters_each_step(rows: int) -> Program:
     """`vector_to_parameters(flat, model.parameters())`: every weight becomes a view"""
     model = Items(rows)
