@@ -64,7 +64,10 @@ def kernel(**options: Any) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         # No wrapper for C: nothing calls kernels from there, and it costs a tenth of the time.
         dispatcher = njit(nogil=True, no_cfunc_wrapper=True, **options)(function)
-        _Kept(dispatcher)
+        try:
+            _Kept(dispatcher)
+        except AttributeError:  # a Numba that is made differently: its own cache, then
+            dispatcher.enable_caching()
         compiled: F = dispatcher
         return compiled
 

@@ -98,3 +98,17 @@ def test_every_source_of_a_kernel_counts(tmp_path: Path, monkeypatch: pytest.Mon
     before = compiling._sources.__wrapped__()
     (tmp_path / "b.py").write_text("2")
     assert compiling._sources.__wrapped__() != before
+
+
+def test_a_numba_that_is_made_differently_still_compiles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unknown(dispatcher: object) -> None:
+        raise AttributeError("_compiler")
+
+    monkeypatch.setattr(compiling, "_Kept", unknown)
+    assert compiling.kernel()(_twice)(21) == 42
+
+
+def _twice(number: int) -> int:
+    return 2 * number
