@@ -13,6 +13,7 @@ from holdfast.checkpoint.planning.bases import POLICIES
 from holdfast.checkpoint.strategy import STRATEGIES
 from holdfast.cli.commands import cluster, train
 from holdfast.cli.main import run
+from holdfast.kernels import compiling
 from holdfast.recsys import PRESETS
 from holdfast.recsys.cluster_train import RATES
 from holdfast.recsys.train import OPTIMIZERS
@@ -77,3 +78,20 @@ def test_the_choices_are_the_librarys() -> None:
 def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert capsys.readouterr().out == f"holdfast {holdfast.__version__}\n"
+
+
+def test_warmup_says_what_was_compiled_and_where_it_is_kept(
+    call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = []
+    monkeypatch.setattr("holdfast.checkpoint.warm.warm_all", lambda: asked.append("checkpoints"))
+    monkeypatch.setattr("holdfast.cluster.warm.warm_kernels", lambda: asked.append("servers"))
+    monkeypatch.setattr("holdfast.cluster.warm.warm_sum", lambda: asked.append("sums"))
+    monkeypatch.setattr(
+        "holdfast.kernels.compiling.compiled", lambda: compiling.Compiled(7, 1.5, tmp_path)
+    )
+    found = {"compiled": 7, "seconds": 1.5, "folder": str(tmp_path)}
+    assert call("warmup")[:2] == (0, found)
+    assert asked == ["checkpoints"]
+    assert call("warmup", "--cluster")[:2] == (0, found)
+    assert asked[1:] == ["checkpoints", "servers", "sums"]
