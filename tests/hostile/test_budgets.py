@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
 import holdfast as hf
-from holdfast.checkpoint.format.catalog import BASE, DELTA, Catalog, CheckpointEntry, SegmentEntry
-from holdfast.checkpoint.format.object import Extent
+from holdfast.checkpoint.format import object as object_format
+from holdfast.checkpoint.format.catalog import (
+    BASE,
+    DELTA,
+    Catalog,
+    CheckpointEntry,
+    GridEntry,
+    SegmentEntry,
+)
+from holdfast.checkpoint.format.object import Extent, Index
+from holdfast.checkpoint.restoring import fetch
 from holdfast.model.schema import Column, TableSchema
+from holdfast.storage.base import Storage
 from tests.hostile.forger import Held, forge, write_catalog
 
 FACTOR, CONSTANT_BYTES = 64, 256 << 20
@@ -157,3 +169,39 @@ def test_verifying_a_catalog_of_many_steps_takes_no_more_either(
     taken = int(found.stdout)
     print(f"{kind}: {bytes_:,} bytes, {taken:,} of memory")
     assert taken <= FACTOR * bytes_ + CONSTANT_BYTES
+
+
+def test_verifying_a_run_of_many_grids_is_linear_in_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time counts, too: each object's index is read once, no grid is compared with all others."""
+    count = 100
+    rollups = range(2, 2 + 2 * count, 2)
+    segments = [Held(1, None, range(10))]
+    for rollup in rollups:
+        died = rollup + 2 if rollup != rollups[-1] else None
+        segments += [Held(rollup, died, [1, 2]), Held(rollup + 1, died, [2])]
+    catalog = forge(
+        tmp_path / "run", 10, segments, dict.fromkeys(range(1, 2 + 2 * count), 1),
+        older_grids={(rollup, rollup + 2, rollup + 1): {} for rollup in rollups[:-1]},
+        grid=(rollups[-1], rollups[-1] + 1), kills={},
+    )  # fmt: skip
+    read: Counter[str] = Counter()
+    compared = 0
+    is_equal = GridEntry.__eq__
+
+    def read_index(storage: Storage, name: str, total_bytes: int) -> Index:
+        read[name] += 1
+        return object_format.read_index(storage, name, total_bytes)
+
+    def compare(one: GridEntry, other: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return is_equal(one, other)
+
+    for module in (fetch, importlib.import_module("holdfast.checkpoint.verify")):
+        monkeypatch.setattr(module, "read_index", read_index)
+    monkeypatch.setattr(GridEntry, "__eq__", compare)
+    assert hf.verify(tmp_path / "run").is_sound
+    assert read == Counter(name for name, _ in catalog.objects)
+    assert compared < 20 * count

@@ -105,8 +105,9 @@ def verify(
         segments += len(view.segments.get(name, ()))
         done += size
         on_progress(done, total)
+    steps_K = np.array(newest.steps, np.int64)
     for contradiction in view.contradictions():
-        places = np.searchsorted(newest.steps, contradiction.steps)
+        places = np.searchsorted(steps_K, contradiction.steps)
         damages.add(f"table {contradiction.table!r}", contradiction.error, places)
     return VerifyReport(
         len(existing), len(newest.objects), segments, read_bytes + done, damages.found()
@@ -114,7 +115,8 @@ def verify(
 
 
 _NO_STEPS = np.empty(0, np.int64)
-_Found = tuple[str, str, np.ndarray]  # where, what, and the places of the steps it costs
+_Places = np.ndarray | range
+_Found = tuple[str, str, _Places]  # where, what, and the places of the steps it costs
 
 
 class _Damages:
@@ -128,16 +130,20 @@ class _Damages:
         self._more = 0
         self._is_lost_K: np.ndarray | None = None
 
-    def add(self, where: str, error: str, places: np.ndarray = _NO_STEPS) -> None:
+    def add(self, where: str, error: str, places: _Places = _NO_STEPS) -> None:
         if self._listed + len(places) <= _STEPS_LISTED_MAX:
             self._listed += len(places)
-            lost = tuple(self.steps[place] for place in places.tolist())
+            listed = places if isinstance(places, range) else places.tolist()
+            lost = tuple(self.steps[place] for place in listed)
             self._found.append(Damage(where, error, lost))
             return
         self._more += 1
         if self._is_lost_K is None:
             self._is_lost_K = np.zeros(len(self.steps), bool)
-        self._is_lost_K[places] = True
+        if isinstance(places, range):
+            self._is_lost_K[places.start : places.stop] = True
+        else:
+            self._is_lost_K[places] = True
 
     def found(self) -> tuple[Damage, ...]:
         if self._is_lost_K is None:
@@ -212,6 +218,7 @@ class _View:
                 found.append((grid, grid.deletion_vectors))
         self._steps = catalog.steps
         self._schemas: dict[int, dict[str, TableSchema]] = {}
+        self._places: dict[GridEntry, list[int]] | None = None  # of the steps that it is of
         self.lifetimes = Lifetimes(catalog)
         self._vectors: dict[GridEntry, StoredDeletionVectors] = {}
 
@@ -251,8 +258,12 @@ class _View:
 
     def steps_of(self, grid: GridEntry) -> np.ndarray:
         """The places of the steps that a grid is of."""
-        is_of_K = [self.catalog.grid_of(entry) == grid for entry in self.catalog.checkpoints]
-        return np.flatnonzero(is_of_K)
+        if self._places is None:
+            self._places = {}
+            for place, entry in enumerate(self.catalog.checkpoints):
+                if (of := self.catalog.grid_of(entry)) is not None:
+                    self._places.setdefault(of, []).append(place)
+        return np.array(self._places.get(grid, []), np.int64)
 
     def everyone(self, name: str) -> np.ndarray:
         """The places of the steps that need an object."""
@@ -285,11 +296,11 @@ def _object_damages(storage: Storage, view: _View, name: str) -> Iterator[_Found
             _check_segment(reader, view, index, entry, readers)
         except HoldfastError as error:
             view.lifetimes.leave_out(entry.table)
-            yield entry.extent.describe(), str(error), np.array(readers, np.int64)
+            yield entry.extent.describe(), str(error), readers
     for holder, extent in view.holders.get(name, ()):
         named.add(extent.offset)
         try:
-            fetch.check_objects(storage, view.catalog, [extent])
+            fetch.check_listed(index, extent)
             dense = fetch.read_dense(storage, extent)
             if extent == holder.dense:  # else a rank's own state, which knows no tables
                 check_aliases(dense, view.catalog.schema_of(holder))
@@ -299,7 +310,7 @@ def _object_damages(storage: Storage, view: _View, name: str) -> Iterator[_Found
     for grid, extent in view.grids.get(name, ()):
         named.add(extent.offset)
         try:
-            fetch.check_objects(storage, view.catalog, [extent])
+            fetch.check_listed(index, extent)
             view.note_vectors(grid, fetch.read_deletion_vectors(storage, grid))
         except HoldfastError as error:
             yield extent.describe(), str(error), view.steps_of(grid)
@@ -324,8 +335,7 @@ def _check_segment(
 ) -> None:
     """Read all of a segment; raises what is wrong with it."""
     where = entry.extent.describe()
-    if not index.has(entry.extent):
-        raise CorruptDataError("catalog and object disagree", where=where)
+    fetch.check_listed(index, entry.extent)
     if not readers:
         raise CorruptDataError("no checkpoint reads it", where=where)
     schema = view.schema_at(readers[0], entry.table)

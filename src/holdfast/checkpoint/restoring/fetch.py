@@ -23,7 +23,7 @@ from holdfast.checkpoint.format import deletion_vectors
 from holdfast.checkpoint.format.catalog import Catalog, GridEntry, SegmentEntry
 from holdfast.checkpoint.format.checksum import as_hex, checksum
 from holdfast.checkpoint.format.deletion_vectors import StoredDeletionVectors
-from holdfast.checkpoint.format.object import Extent, read_footer, read_index
+from holdfast.checkpoint.format.object import Extent, Index, read_footer, read_index
 from holdfast.checkpoint.format.segment import (
     HEADER_BYTES_MAX,
     Segment,
@@ -74,12 +74,21 @@ def check_objects(storage: Storage, catalog: Catalog, extents: Iterable[Extent])
     for name, parts in wanted.items():
         index = read_index(storage, name, sizes[name])
         for extent in parts:
-            if not index.has(extent):
-                raise CorruptDataError(
-                    "catalog and object disagree",
-                    where=extent.describe(),
-                    todo="run 'holdfast verify', and restore an older step",
-                )
+            check_listed(index, extent)
+
+
+def check_listed(index: Index, extent: Extent) -> None:
+    """Check that an object's own index has exactly this extent.
+
+    Raises:
+        CorruptDataError: names the extent.
+    """
+    if not index.has(extent):
+        raise CorruptDataError(
+            "catalog and object disagree",
+            where=extent.describe(),
+            todo="run 'holdfast verify', and restore an older step",
+        )
 
 
 def check_frames(storage: Storage, catalog: Catalog, extents: Iterable[Extent]) -> None:

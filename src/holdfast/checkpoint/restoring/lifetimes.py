@@ -75,7 +75,7 @@ class Lifetimes:
             grid = catalog.grid_of(entry)
             if grid is not None:
                 self._steps.setdefault(grid, []).append(entry.step)
-        self._in_grid: dict[tuple[GridEntry, str], list[_Versions]] = {}
+        self._in_grid: dict[GridEntry, dict[str, list[_Versions]]] = {}
         self._base_steps: dict[int, list[int]] = {}
         for entry in catalog.checkpoints:
             self._base_steps.setdefault(entry.base, []).append(entry.step)
@@ -103,7 +103,7 @@ class Lifetimes:
             if found is not None:
                 found.append(versions)
         if grid is not None:
-            self._in_grid.setdefault((grid, entry.table), []).append(versions)
+            self._in_grid.setdefault(grid, {}).setdefault(entry.table, []).append(versions)
 
     def leave_out(self, table: str) -> None:
         """Say nothing of a table: a segment of it cannot be read, and that was told."""
@@ -152,8 +152,8 @@ class Lifetimes:
     def broken(self, grid: GridEntry, vectors: DeletionVectors) -> Iterator[Contradiction]:
         """Tables of a grid whose versions overlap or leave a gap at a kept step."""
         steps = tuple(self._steps.get(grid, ()))
-        for (of, table), held in self._in_grid.items():
-            if of != grid or table in self._left_out:
+        for table, held in self._in_grid.get(grid, {}).items():
+            if table in self._left_out:
                 continue
             rows = _count_broken(held, vectors, np.array(steps, np.int64))
             if rows:
