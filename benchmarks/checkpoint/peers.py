@@ -234,7 +234,7 @@ class Holdfast:
     def restore(self) -> None:
         """The last step, a delta with its base."""
         assert self._ck is not None
-        self._ck.restore(self._ck.steps[-1])
+        self._ck.restore(self._ck.all_steps()[-1])
 
     def close(self) -> None:
         """Take the hooks off the model and give the staging memory back."""

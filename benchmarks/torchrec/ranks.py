@@ -188,7 +188,7 @@ class Holdfast:
         """The last step, a delta with its base."""
         if self._ck is None:
             self._ck = self.open()
-        self._ck.restore(self._ck.steps[-1])
+        self._ck.restore(self._ck.all_steps()[-1])
 
     def close(self) -> None:
         """Take the hooks off the model and give the staging memory back."""
