@@ -201,7 +201,10 @@ def test_start_epoch_is_asked_before_training(tmp_path: Path) -> None:
 
 
 def test_a_rate_that_nothing_knows_of_is_told(tmp_path: Path) -> None:
-    with pytest.warns(HoldfastWarning, match="learning rate changes"):
+    with (
+        pytest.warns(HoldfastWarning, match="learning rate changes"),
+        pytest.warns(HoldfastWarning, match="begins its schedule anew"),
+    ):
         train(loops.EpochScheduler, tmp_path / "run", extras=None)
 
 
