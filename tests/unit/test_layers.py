@@ -171,3 +171,13 @@ def test_servers_and_drivers_load_neither_torch_nor_ray(module: str) -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (found.stdout, found.stderr) == ("[]\n", "")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_nobody_takes_hold_of_every_object(path: Path) -> None:
+    """A tuple that another thread builds from a generator would fail (loading/unfollowed.py)."""
+    calls = {
+        ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+    }  # fmt: skip
+    assert "gc.get_objects" not in calls

@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader
 from holdfast import events
 from holdfast.errors import HoldfastWarning
 from holdfast.loading.generators import KeptGenerator
+from holdfast.loading.unfollowed import instances_of
 
 _NO_SCHEDULERS = (torch.amp.GradScaler, KeptGenerator)
 _NOT_SEARCHED = (ModuleType, FunctionType, BuiltinFunctionType, type, torch.Tensor)
@@ -54,16 +55,11 @@ def has_lost_scheduler(
 
 def _schedulers_of(optimizers: list[torch.optim.Optimizer]) -> list[Any]:
     """torch's schedulers of these optimizers that are alive."""
-    items = gc.get_objects()
-    kinds = {
-        kind for kind in set(map(type, items)) if issubclass(kind, LRScheduler | ReduceLROnPlateau)
-    }
     groups = [optimizer.param_groups for optimizer in optimizers]
-    # isinstance would run code of the objects. By groups: the optimizer may be wrapped.
-    found = [item for item in items if type(item) in kinds] if kinds else []
+    # By groups: the optimizer may be wrapped.
     return [
         item
-        for item in found
+        for item in instances_of(LRScheduler, ReduceLROnPlateau)
         if any(getattr(vars(item).get("optimizer"), "param_groups", None) is one for one in groups)
     ]
 

@@ -1,4 +1,9 @@
-"""Loaders that a resumed run cannot place: those that nobody named, and those without an order."""
+"""What a resumed run cannot place: loaders that nobody named, and those without an order.
+
+Invariant: other threads never notice that objects are looked for. ``gc.get_objects`` would give us
+a reference to every object of the process, and a ``tuple`` that another thread is building from a
+generator fails at that (SystemError: bad argument to internal function).
+"""
 
 from __future__ import annotations
 
@@ -9,24 +14,33 @@ from typing import Any
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 
+def instances_of(*bases: type) -> list[Any]:
+    """All objects of these classes, or of classes derived from them, that are alive.
+
+    Looks at every object of the process, so it is for moments that come rarely.
+    """
+    kinds: set[type] = set()
+    waiting = list(bases)
+    while waiting:
+        kind = waiting.pop()
+        if kind not in kinds:
+            kinds.add(kind)
+            waiting += type.__subclasses__(kind)
+    # An object refers to its class. isinstance would run code of the object's.
+    return [item for item in gc.get_referrers(*kinds) if type(item) in kinds]
+
+
 def has_running_loader(carried: Iterable[Any] | None) -> bool:
     """Whether some DataLoader of this process is being iterated, other than those ``carried``.
 
-    Without ``carried`` loaders that have a state are left out: the checkpoint may store it. Looks
-    at every object of the process, so it is for moments that come once.
+    Without ``carried`` loaders that have a state are left out: the checkpoint may store it.
     """
-    # All types first, at the speed of C: most processes have no such iterator at all.
-    items = gc.get_objects()
-    kinds = {kind for kind in set(map(type, items)) if issubclass(kind, _BaseDataLoaderIter)}
-    if not kinds:
-        return False
     placed = [getattr(loader, "_iterator", None) for loader in carried or ()]
     return any(
-        type(item) in kinds  # isinstance would run code of the object's
-        and getattr(item, "_num_yielded", 0) > 0
+        getattr(item, "_num_yielded", 0) > 0
         and (carried is not None or not is_stateful_iterator(item))
         and all(item is not iterator for iterator in placed)
-        for item in items
+        for item in instances_of(_BaseDataLoaderIter)
     )
 
 
