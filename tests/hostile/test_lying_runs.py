@@ -374,3 +374,44 @@ def test_a_step_that_no_reader_takes_is_not_committed(tmp_path: Path) -> None:
             ck.save().result()
     assert hf.open(path).steps == (last,)
     assert hf.verify(path).is_sound
+
+
+# What a run says of steps to come.
+
+TO_COME = {
+    "worked off": ([Held(2, None, [5, 6, 7])], (1, 50), {}),
+    "vectors": ([Held(2, None, [5, 6, 7])], (1, 50), {(TABLE, 2): ([5, 6], [4, 5])}),
+    "a grid's end": ([Held(2, 5, [5, 6, 7])], (1, 3), {}),
+    "deaths": ([Held(2, 6, [5, 6, 7], deaths=[4, 5, 6])], (1, 3), {}),
+}
+
+
+@pytest.mark.parametrize("strategy", ["check-n-run", "incrcp"])
+@pytest.mark.parametrize("claim", list(TO_COME))
+def test_training_on_forgets_what_a_run_says_of_steps_to_come(
+    tmp_path: Path, claim: str, strategy: str
+) -> None:
+    path = tmp_path / "run"
+    segments, grid, kills = TO_COME[claim]
+    forge(path, 100, [BASE, *segments], {1: 1, 2: 1, 3: 1}, grid=grid, kills=kills)
+    assert hf.verify(path).is_sound
+    model, expected = Model(100), {}
+    with hf.Checkpointer(str(path), model=model, optimizer={}, strategy=strategy) as ck:
+        assert ck.resume() == 3
+        expected[3] = model.items.weight.detach().numpy().copy()
+        for rows in ([50], [6, 51], [5, 50], [7], [52, 6], [53]):
+            with torch.no_grad():
+                model.items.weight[rows] += 1
+            ck.step()
+            expected[ck.save().result().step] = model.items.weight.detach().numpy().copy()
+    assert hf.verify(path).is_sound
+    assert sorted(expected) == [3, 4, 5, 6, 7, 8, 9]
+    for step, rows_ND in expected.items():
+        for name, read in whole(path, 100, step):
+            assert np.array_equal(read(), rows_ND), (step, name)
+
+
+def test_a_segment_that_is_alive_cannot_say_when_its_rows_die(tmp_path: Path) -> None:
+    segments = [BASE, Held(2, None, [5, 6, 7], deaths=[4, 5, 6])]
+    forge(tmp_path / "run", 100, segments, {1: 1, 2: 1, 3: 1}, grid=(1, 3), kills={})
+    check_refused(tmp_path / "run", 100, 3)

@@ -348,15 +348,6 @@ class Catalog:
             return self
         kept = tuple(entry for entry in self.checkpoints if entry.step <= step)
         segments = tuple(_revived(s, step) for s in self.segments if s.born <= step)
-        grids = tuple(
-            dataclasses.replace(
-                grid,
-                through=min(grid.through, step),
-                end=None if grid.end is not None and grid.end > step else grid.end,
-            )
-            for grid in self.grids
-            if grid.rollup <= step
-        )
         growth = tuple(item for item in self.growth if item.step <= step)
         if kept and not growth:  # behind the last base: what is still known of the one before
             base_bytes = sum(s.extent.bytes for s in segments if s.born == kept[-1].base)
@@ -377,12 +368,49 @@ class Catalog:
             segments=segments,
             rewinds=(*self.rewinds, Rewind(step, last.step)),
             growth=growth,
-            grids=grids,
-            sharding=None
-            if self.sharding is not None and self.sharding.since > step
-            else self.sharding,
+            grids=self._grids_until(step),
+            sharding=self._sharding_until(step),
         )
         return rewound.without_dead()
+
+    def without_future(self) -> Self:
+        """This catalog without what it says of steps after its last.
+
+        No writer says such things, but a prepared run may, and training that goes on in it would
+        reach those steps.
+        """
+        last = self.last
+        if last is None:
+            return self
+        step = last.step
+        segments = tuple(
+            _revived(s, step) if max(s.died or 0, s.deaths_through or 0) > step else s
+            for s in self.segments
+            if s.born <= step
+        )
+        return dataclasses.replace(
+            self,
+            segments=segments,
+            growth=tuple(item for item in self.growth if item.step <= step),
+            grids=self._grids_until(step),
+            sharding=self._sharding_until(step),
+        )
+
+    def _grids_until(self, step: int) -> tuple[GridEntry, ...]:
+        """The grids as training at a step knew them."""
+        return tuple(
+            dataclasses.replace(
+                grid,
+                through=min(grid.through, step),
+                end=None if grid.end is not None and grid.end > step else grid.end,
+            )
+            for grid in self.grids
+            if grid.rollup <= step
+        )
+
+    def _sharding_until(self, step: int) -> Sharding | None:
+        is_later = self.sharding is not None and self.sharding.since > step
+        return None if is_later else self.sharding
 
     def with_restore(self, timing: RestoreTiming | None = None) -> Self:
         """This catalog with one restore more; what the last two took is kept, where it is known."""

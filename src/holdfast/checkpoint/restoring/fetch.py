@@ -230,10 +230,21 @@ def checked_segment(data: memoryview, entry: SegmentEntry, schema: TableSchema) 
     """
     segment = Segment(data, where=entry.extent.describe())
     segment.check_schema(schema)
-    header = segment.header
-    if (header.rows, header.first, header.last) != (entry.rows, entry.first, entry.last):
-        raise CorruptDataError("catalog and segment disagree", where=entry.extent.describe())
+    _check_header(segment.header, entry)
     return segment
+
+
+def lives_whole(entry: SegmentEntry) -> bool:
+    """Whether all versions in a segment are alive: then it says nothing of their deaths."""
+    return entry.died is None and entry.deaths_through is None
+
+
+def _check_header(header: SegmentHeader, entry: SegmentEntry) -> None:
+    where = entry.extent.describe()
+    if (header.rows, header.first, header.last) != (entry.rows, entry.first, entry.last):
+        raise CorruptDataError("catalog and segment disagree", where=where)
+    if header.deaths.bytes and lives_whole(entry):
+        raise CorruptDataError("a segment that is alive says when its rows died", where=where)
 
 
 def groups(
@@ -297,8 +308,7 @@ class PartReader:
         head = memoryview(self._storage.get(extent.object, offset=extent.offset, length=size))
         where = extent.describe()
         header = parse_header(head, total_bytes=extent.bytes, where=where)
-        if (header.rows, header.first, header.last) != (entry.rows, entry.first, entry.last):
-            raise CorruptDataError("catalog and segment disagree", where=where)
+        _check_header(header, entry)
         return header, head
 
     def _part(self, entry: SegmentEntry, head: memoryview, offset: int, length: int) -> memoryview:

@@ -35,8 +35,15 @@ from holdfast.model.dtypes import array_dtype
 from holdfast.model.schema import TableSchema
 
 _LOSSLESS = parse_codec("fp32")
-_EVER = 1 << 62
+_EVER, _NEVER = 1 << 62, -1
 _NOWHERE = (0, 0)
+
+
+def _counting_deaths(entry: SegmentEntry) -> int:
+    """Until which step the deaths count that a segment names of its rows."""
+    if fetch.lives_whole(entry):
+        return _NEVER  # it must name none
+    return _EVER if entry.deaths_through is None else entry.deaths_through
 
 
 class Scatter:
@@ -83,7 +90,7 @@ class Scatter:
         facts_SF = np.array(
             [
                 (at, e.extent.bytes, e.rows, e.first, e.last, self._table_at[e.table],
-                 _EVER if e.deaths_through is None else e.deaths_through,
+                 _counting_deaths(e),
                  *vectors_of.get((e.table, e.born), _NOWHERE), check.birth_of(e))
                 for e, at in places
             ],

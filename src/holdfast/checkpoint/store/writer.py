@@ -7,6 +7,7 @@ Invariants:
   built only on what storage says.
 - Saves and extraction commit in turn: each change is made to the catalog as it is then.
 - An object that is being written, or waits for its commit, is not taken for a leftover.
+- What a run says of steps after its last is forgotten before anything is built on it.
 
 Of many ranks one has a ``RunWriter``; the others write objects for its commits, as a
 ``FollowingWriter``.
@@ -62,7 +63,8 @@ class RunWriter:
         self.log = log
         self.clock = clock
         self.token = secrets.token_hex(8)
-        self.catalog = catalog or Catalog(run=secrets.token_hex(8), number=0, writer=self.token)
+        new = Catalog(run=secrets.token_hex(8), number=0, writer=self.token)
+        self.catalog = new if catalog is None else catalog.without_future()
         self._lock = threading.RLock()
         self._uncommitted: set[str] = set()
         self._doubtful: set[str] = set()

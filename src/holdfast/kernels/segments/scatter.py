@@ -43,7 +43,7 @@ from holdfast.kernels.segments.headers import mask_dead, read_head
     FIRST,
     LAST,
     TABLE,
-    DEATHS_THROUGH,  # deaths after this step do not count
+    DEATHS_THROUGH,  # deaths after this step do not count; below 0: there must be none
     VECTOR_LO,  # its deletion vector
     VECTOR_HI,
     BIRTH,  # the place of its birth among all births of what is read together, from 1 on
@@ -96,6 +96,8 @@ def _is_expected(fact_F: Any, head_H: Any, columns_CK: Any, rows_T: Any, widths_
     if rows != fact_F[ROWS] or head_H[headers.FIRST] != fact_F[FIRST]:
         return False
     if head_H[headers.LAST] != fact_F[LAST] or fact_F[LAST] >= rows_T[fact_F[TABLE]]:
+        return False
+    if head_H[headers.DEATHS_BYTES] > 0 and fact_F[DEATHS_THROUGH] < 0:
         return False
     table = fact_F[TABLE]
     for c in range(widths_TC.shape[1]):

@@ -247,3 +247,19 @@ def test_foreign_files_beside_the_catalogs_do_not_hide_them(
     catalogs.commit(storage, start())
     (tmp_path / "catalog" / name).write_bytes(b"not ours")
     assert catalogs.load_last(storage) == start()
+
+
+def test_what_is_said_of_steps_to_come_can_be_forgotten() -> None:
+    catalog = with_rollups()
+    assert catalog.without_future() == catalog  # no writer says such things
+    grids = (*catalog.grids[:-1], dataclasses.replace(catalog.grids[-1], through=99, end=100))
+    alive = catalog.alive(20)[-1]
+    segments = tuple(
+        dataclasses.replace(s, died=50, deaths_through=40) if s is alive else s
+        for s in catalog.segments
+    )
+    lying = dataclasses.replace(catalog, grids=grids, segments=segments)
+    honest = lying.without_future()
+    assert (honest.grids[-1].through, honest.grids[-1].end) == (20, None)
+    assert [(s.died, s.deaths_through) for s in honest.alive(20)][-1] == (None, 20)
+    assert births(honest, 20) == births(catalog, 20)
