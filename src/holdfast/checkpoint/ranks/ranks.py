@@ -18,9 +18,12 @@ import contextlib
 import datetime
 import hashlib
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,6 +36,36 @@ from holdfast.errors import HoldfastError, InvalidRequestError, UnavailableError
 T = TypeVar("T")
 _FAREWELL_S_MAX = 30.0
 _FAREWELL_POLL_S = 0.01
+_TIMES_WAITED = 3  # gloo waits for its timeout at more than one place while it connects
+_CONNECT_S = 10.0
+
+
+def end_within(act: Callable[[], T], *, seconds: float) -> T:
+    """What ``act`` returns, if it ends in time; else it is left behind in a thread.
+
+    gloo was seen to wait for minutes, whatever its timeout, where a peer was lost while both
+    connected.
+
+    >>> end_within(lambda: 3, seconds=60)
+    3
+
+    Raises:
+        TimeoutError: it did not.
+    """
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(act())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    # A daemon, unlike those of a pool: a process must not wait for it in the end.
+    threading.Thread(target=run, name="holdfast-connect", daemon=True).start()
+    try:
+        return outcome.result(seconds)
+    except FutureTimeoutError:
+        raise TimeoutError(f"no connection within {seconds:g} s") from None
 
 
 class Ranks:
@@ -55,7 +88,12 @@ class Ranks:
         # Not by new_group(): that counts groups, and ranks outside of this one count others.
         timeout = datetime.timedelta(seconds=timeout_s)
         make: Any = dist.ProcessGroupGloo
-        self._gloo: Any = self._attempt(lambda: make(store, self.rank, self.size, timeout))
+        self._gloo: Any = self._attempt(
+            lambda: end_within(
+                lambda: make(store, self.rank, self.size, timeout),
+                seconds=_TIMES_WAITED * timeout_s + _CONNECT_S,
+            )
+        )
 
     @property
     def is_coordinator(self) -> bool:
@@ -67,7 +105,7 @@ class Ranks:
             return talk()
         except HoldfastError:
             raise
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, TimeoutError) as error:
             raise UnavailableError(
                 "the ranks lost each other: one has died, or does not take part",
                 rank=self.rank,
