@@ -258,7 +258,7 @@ def test_without_parity_one_lost_server_goes_back_to_the_checkpoint(
     with trial(spec, tmp_path, strategy="full", recovery=recovery) as t:
         t.push(4)
         saved = t.save()
-        assert hf.open(tmp_path).catalog.shards.placement == Placement(3)
+        assert hf.open(tmp_path).catalog.sharding.placement == Placement(3)
         t.push(3)
         t.crash(1)
         t.cluster.wait_whole(30)

@@ -7,8 +7,8 @@ Invariants:
 - A row comes from the newest segment that holds it. Filters are not asked: one that forgets a row
   would bring an older version back.
 - A segment is read whole only if a wanted row comes from it, and only once.
-- Segments older than the ones that hold every wanted row are not looked at, but for a bounded
-  number: the ids of several births are read at a time, twice as many in each round.
+- The newest birth is looked at alone, since rows that are asked for are often hot. Beyond it the
+  ids of several births are read at a time, twice as many in each round: so many may be in vain.
 - Every row that is handed out was read; one that is nowhere raises.
 
 Not here: whole tables (restore.py).
@@ -38,7 +38,7 @@ from holdfast.storage.base import Storage
 
 _BORN = operator.attrgetter("born")
 _WHOLE_BYTES_MAX = 32 << 10  # a segment up to this is read whole rather than asked for its parts
-_FIRST_ROUND = 2 * fetch.REQUESTS_AT_ONCE  # segments that the first round looks at
+_SECOND_ROUND = 2 * fetch.REQUESTS_AT_ONCE  # segments that are looked at after the newest birth
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,13 +211,13 @@ class _Reading:
 
 
 def _rounds(newest_first: Sequence[SegmentEntry]) -> Iterator[list[SegmentEntry]]:
-    """Segments that are looked at together: whole births, twice as many in each round."""
-    room, entries = _FIRST_ROUND, list[SegmentEntry]()
+    """Segments that are looked at together: whole births, the newest one alone."""
+    room, entries = 1, list[SegmentEntry]()
     for _, same_birth in itertools.groupby(newest_first, key=_BORN):
         entries += same_birth
         if len(entries) >= room:
             yield entries
-            room, entries = 2 * room, []
+            room, entries = max(_SECOND_ROUND, 2 * room), []
     if entries:
         yield entries
 
