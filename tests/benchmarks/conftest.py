@@ -11,6 +11,15 @@ import pytest
 
 from benchmarks.run import run_all
 
+HANG_S = 1200  # the first test to ask for it waits for every section, beside whatever else runs
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give tests of these sections time for all of them."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(HANG_S))
+
 
 @pytest.fixture(scope="session")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
