@@ -321,7 +321,8 @@ class Checkpointer:
         """The batches of ``count`` epochs of any loader, without those that are trained already.
 
             for batch in ck.epochs(loader, 5):
-                ...; ck.step()
+                ...
+                ck.step()
 
         After ``resume`` it goes on behind the batch that was trained last, also where something
         reads ahead. A loader without ``state_dict`` reads the epoch's trained batches again to get
