@@ -374,10 +374,10 @@ class Catalog:
         return rewound.without_dead()
 
     def without_future(self) -> Self:
-        """This catalog without what it says of steps after its last.
+        """This catalog without claims about steps after its last checkpoint.
 
-        No writer says such things, but a prepared run may, and training that goes on in it would
-        reach those steps.
+        No writer of ours makes such claims. A forged run may, and training that goes on in it
+        would reach those steps.
         """
         last = self.last
         if last is None:

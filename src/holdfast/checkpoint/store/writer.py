@@ -7,7 +7,7 @@ Invariants:
   built only on what storage says.
 - Saves and extraction commit in turn: each change is made to the catalog as it is then.
 - An object that is being written, or waits for its commit, is not taken for a leftover.
-- What a run says of steps after its last is forgotten before anything is built on it.
+- Claims about steps after the last checkpoint are dropped before anything is built on them.
 
 Of many ranks one has a ``RunWriter``; the others write objects for its commits, as a
 ``FollowingWriter``.
